@@ -1,0 +1,203 @@
+"""Where results go: a file or folder that appears complete or not at all, or a pipe that is written directly."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvzip.errors import KvzipError, RefusedError
+
+STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+"""Its names: opened by path, a redirected standard output would be written from its start again."""
+
+_umask_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An open target. ``fd`` is ready for writing; ``seekable`` says whether ``os.pwrite`` may be used on it."""
+
+    fd: int
+    name: str
+    seekable: bool
+
+
+@contextmanager
+def create_file(
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    sync: bool = False,
+    sources: Iterable[str | os.PathLike[str]] = (),
+    like: os.stat_result | None = None,
+) -> Iterator[Output]:
+    """Open ``target`` for writing; on a clean exit it is there, on any error (Ctrl-C too) there is no trace of it.
+
+    A plain file is written under a temporary name beside the target, with mode 0600, and renamed at the end; ``like`` then
+    gives it the permissions and modification time of its source, and ``sync`` forces it to disk first. ``"-"``, FIFOs and
+    devices are written directly.
+
+    Raises ``RefusedError`` when the target exists (unless ``force``) or is one of ``sources``.
+    """
+    path = Path(target)
+    if str(target) in STDOUT or _is_special(path):
+        yield from _direct(str(target))
+        return
+    path = Path(os.path.realpath(path))  # a link's target is replaced, not the link
+    check_target(path, force=force, sources=sources)
+    try:
+        fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}.", suffix=".tmp", dir=path.parent)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    try:
+        with _closing(fd, str(path)):
+            yield Output(fd, str(path), seekable=True)
+            _finish(fd, like)
+            if sync:
+                os.fsync(fd)
+        _move(temporary, path, force)
+        if sync:
+            _sync_folder(path.parent)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+@contextmanager
+def create_folder(
+    target: str | os.PathLike[str], *, force: bool = False, sources: Iterable[str | os.PathLike[str]] = ()
+) -> Iterator[Path]:
+    """A temporary folder beside ``target``, renamed to it on a clean exit and removed on any error.
+
+    With ``force`` a folder in the way is moved aside first and deleted only when the new one stands.
+    """
+    path = Path(os.path.realpath(target))
+    check_target(path, force=force, sources=sources)
+    try:
+        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name[:64]}.", suffix=".tmp", dir=path.parent))
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    old = temporary.with_suffix(".old")
+    try:
+        yield temporary
+        os.chmod(temporary, 0o777 & ~_umask())
+        if force and path.exists():
+            path.rename(old)
+        try:
+            temporary.rename(path)
+        except OSError as error:
+            if old.exists():
+                old.rename(path)
+            raise _cannot_write(path, error) from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if old.is_dir():
+        shutil.rmtree(old)
+    else:
+        old.unlink(missing_ok=True)
+
+
+def check_target(path: Path, *, force: bool = False, sources: Iterable[str | os.PathLike[str]] = ()) -> None:
+    """Refuse a target that exists (unless ``force``), or that is a source, under whatever name (never allowed)."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    for source in sources:
+        with suppress(OSError):
+            if os.path.samestat(os.stat(source), found):
+                raise RefusedError(f"{path}: is the source itself; choose another name with -o", code="same-file")
+    if not force:
+        raise RefusedError(f"{path}: exists already; use -f to overwrite it, or -o for another name", code="exists")
+
+
+def _is_special(path: Path) -> bool:
+    """Whether the path is a FIFO or a device; what cannot be looked at is none."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _direct(target: str) -> Iterator[Output]:
+    """Standard output or a special file; closed at the end so that the last write error is seen too."""
+    name = "standard output" if target in STDOUT else target
+    try:
+        fd = os.dup(1) if target in STDOUT else os.open(target, os.O_WRONLY)
+    except OSError as error:
+        raise _cannot_write(Path(name), error) from error
+    with _closing(fd, name):
+        yield Output(fd, name, seekable=False)
+
+
+@contextmanager
+def _closing(fd: int, name: str) -> Iterator[None]:
+    """Close ``fd`` whatever happens; an error of that close is an error unless another one is under way."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):
+            os.close(fd)
+        raise
+    try:
+        os.close(fd)
+    except OSError as error:
+        raise _cannot_write(Path(name), error) from error
+
+
+def _finish(fd: int, like: os.stat_result | None) -> None:
+    """Give a finished file its permissions and, where it has a source file, that file's modification time."""
+    if like is not None and stat.S_ISREG(like.st_mode):
+        os.fchmod(fd, stat.S_IMODE(like.st_mode) & 0o777)
+        os.utime(fd, ns=(like.st_atime_ns, like.st_mtime_ns))
+    else:
+        os.fchmod(fd, 0o666 & ~_umask())
+
+
+def _move(temporary: str, path: Path, force: bool) -> None:
+    try:
+        if not force:
+            # A link fails where a rename would replace a file that appeared in the meantime.
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                check_target(path)
+            except OSError:
+                check_target(path)  # a file system without hard links
+            else:
+                os.unlink(temporary)
+                return
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _umask() -> int:
+    with _umask_lock:  # the only way to read it is to set it
+        mask = os.umask(0o077)
+        os.umask(mask)
+    return mask
+
+
+def _cannot_write(path: Path, error: OSError) -> KvzipError:
+    return KvzipError(f"{path}: cannot be written: {error.strerror or error}", code="write-failed")
