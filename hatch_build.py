@@ -14,7 +14,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 
 def load_build_module(root: Path) -> ModuleType:
-    """``kvzip/devices/build.py`` by its path: ``import kvzip`` would need dependencies that a build environment lacks."""
+    """``kvzip/devices/build.py`` by its path: ``import kvzip`` needs what a build environment lacks."""
     spec = importlib.util.spec_from_file_location("kvzip_build", root / "kvzip/devices/build.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -24,7 +24,10 @@ def load_build_module(root: Path) -> ModuleType:
 
 
 class NativeLibraries(BuildHookInterface[Any]):
-    """Compiles one library per instruction-set level, for this machine or for ``KVZIP_TARGET`` (``aarch64-linux``, ``x86_64-windows``...)."""
+    """Compiles one library per instruction-set level.
+
+    They are for this machine, or for the one that ``KVZIP_TARGET`` names: ``aarch64-linux``, ``x86_64-windows``...
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel" or version == "editable":

@@ -1,9 +1,9 @@
 """Compiles ``kernels/*.cu`` for the CPU, for the wheel and for a checkout alike.
 
-The compiler is the clang inside the ``ziglang`` wheel: no other one is asked for, and none is fallen back to, since g++ is many
-times slower on these kernels. Every library is self-contained (no libc, no C++ library), so one wheel per platform serves all Pythons.
+The compiler is the clang inside the ``ziglang`` wheel. There is no other to fall back to: g++ makes the same kernels
+many times slower. A library is self-contained (no libc, no C++ library), so one wheel per platform serves every Python.
 
-The build backend loads this file by its path, before kvzip's dependencies are there: it imports the standard library only.
+The build backend loads this file by its path, before kvzip's dependencies are there: standard library only.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ NATIVE = Path(__file__).parents[1] / "_native"
 FLAGS = (
     *("-x", "c++", "-std=c++17", "-O3", "-shared", "-fPIC", "-g0", "-s"),
     *("-ffreestanding", "-nostdlib", "-rtlib=compiler-rt", "-fno-exceptions", "-fno-rtti"),
+    "-fvisibility=hidden",
     # A fused multiply-add rounds once instead of twice: the bytes would differ from one processor to the next.
     "-ffp-contract=off",
     *("-fno-sanitize=all", "-fno-stack-protector"),
@@ -81,7 +82,7 @@ class Target:
         return _SYSTEMS[self.system].wheel_tags[self.arch]
 
     def library_name(self, level: str, sources: Path) -> str:
-        """The file name of the library for ``level``: it changes with the kernels, so that no stale one is ever loaded."""
+        """The file name of the library for ``level``: a changed kernel changes it, so no stale one is ever loaded."""
         return f"kvzip-{level}-{digest(sources)}{_SYSTEMS[self.system].suffix}"
 
 
@@ -103,9 +104,7 @@ _SYSTEMS = {
         ("-Wl,--no-undefined",),
         {arch: f"manylinux_2_17_{arch}.musllinux_1_1_{arch}" for arch in LEVELS},
     ),
-    "macos": _System(
-        ".dylib", "macos.11.0", (), {"x86_64": "macosx_11_0_x86_64", "aarch64": "macosx_11_0_arm64"}
-    ),
+    "macos": _System(".dylib", "macos.11.0", (), {"x86_64": "macosx_11_0_x86_64", "aarch64": "macosx_11_0_arm64"}),
     "windows": _System(".dll", "windows", ("-Wl,--no-entry",), {"x86_64": "win_amd64", "aarch64": "win_arm64"}),
 }
 
@@ -117,7 +116,7 @@ def kernel_sources() -> Path:
 
 
 def kernel_files(sources: Path) -> list[Path]:
-    """Every ``.cu`` and ``.h`` file of ``sources``, sorted by name. Raises :class:`BuildError` when no kernel is there."""
+    """Every ``.cu`` and ``.h`` file of ``sources``, sorted by name; :class:`BuildError` when no kernel is there."""
     files = sorted(path for path in sources.glob("*") if path.suffix in (".cu", ".h"))
     if not any(path.suffix == ".cu" for path in files):
         raise BuildError(f"no kernels in {sources}: expected the folder kernels/ of a kvzip checkout or wheel")
@@ -136,17 +135,19 @@ def digest(sources: Path) -> str:
 def ensure_library(level: str) -> Path:
     """The library for ``level`` of the kernels as they are now; in a checkout it is built if missing.
 
-    Any number of processes may call this at once: each builds under a name of its own, and the last to finish replaces an equal file.
+    Any number of processes may call this at once: each builds under a name of its own, the last replaces an equal file.
 
     Raises:
-        BuildError: ziglang is not installed or the kernels do not compile (checkout); the wheel lacks the library (installed).
+        BuildError: ziglang is not installed, the kernels do not compile, or a wheel for another platform is installed.
     """
     sources, target = kernel_sources(), Target.host()
     library = NATIVE / target.library_name(level, sources)
     if library.exists():
         return library
     if sources.parent == NATIVE:
-        raise BuildError(f"this installation of kvzip has no {library.name}: its wheel is for another platform; reinstall")
+        raise BuildError(
+            f"this installation of kvzip has no {library.name}: its wheel is for another platform; reinstall"
+        )
     build_libraries(sources, target, [level], NATIVE)
     _remove_stale(NATIVE, level, keep=library)
     return library
@@ -156,10 +157,12 @@ def build_libraries(sources: Path, target: Target, levels: Sequence[str], output
     """Compile the kernels in ``sources`` once per level, side by side, into ``output``; returns the libraries' paths.
 
     Raises:
-        BuildError: ziglang is missing, ``output`` cannot be written, or the compiler refuses; its messages are in the error.
+        BuildError: ziglang is missing, ``output`` cannot be written, or the compiler refuses (its words are quoted).
     """
     if importlib.util.find_spec("ziglang") is None:
-        raise BuildError(f"compiling the kernels needs the package ziglang: run {sys.executable} -m pip install ziglang")
+        raise BuildError(
+            f"compiling the kernels needs the package ziglang: run {sys.executable} -m pip install ziglang"
+        )
     try:
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=output) as scratch, ThreadPoolExecutor() as pool:
@@ -185,7 +188,7 @@ def _compile(unit: Path, sources: Path, target: Target, level: str, output: Path
 
 
 def _environment(scratch: Path) -> dict[str, str]:
-    """zig keeps a cache in the home folder; where a build sandbox has none to write to, it goes with the scratch files."""
+    """zig keeps a cache in the home folder; where a sandbox has none to write to, it goes with the scratch files."""
     environment = dict(os.environ)
     if not os.access(Path("~").expanduser(), os.W_OK):
         environment.setdefault("ZIG_GLOBAL_CACHE_DIR", str(scratch / "zig-cache"))
@@ -193,7 +196,7 @@ def _environment(scratch: Path) -> dict[str, str]:
 
 
 def _remove_stale(folder: Path, level: str, keep: Path) -> None:
-    """Delete libraries of kernels that have changed since. Young ones stay: another process may be about to load its own."""
+    """Delete libraries of kernels that changed since. Young ones stay: another process may be about to load its own."""
     for path in folder.glob(f"kvzip-{level}-*"):
         if path != keep and time.time() - path.stat().st_mtime > STALE_SECONDS:
             path.unlink(missing_ok=True)
