@@ -1,0 +1,415 @@
+"""Where tensors come from: a file, a folder, a pipe, raw bytes or arrays in memory, all read alike."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import re
+import stat
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Protocol, Self
+
+import numpy as np
+
+from kvzip.errors import CorruptError, LimitError, UnsupportedError, UsageError
+from kvzip.tensorfile.header import (
+    TAGS,
+    SourceFile,
+    TensorInfo,
+    check_size,
+    data_size,
+    header_bytes,
+    parse_header,
+    raw_tensor,
+    read_length,
+)
+
+_CHUNK = 1 << 20
+
+
+class Reader(Protocol):
+    """Random or forward-only access to the bytes of one file."""
+
+    seekable: bool
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        """Fill ``buffer`` from ``offset`` on; returns the bytes read, fewer only at the end of the file."""
+
+    def close(self) -> None: ...
+
+
+class TensorSource:
+    """Tensors of one or several files, and their bytes.
+
+    Attributes:
+        files: the files, each with its exact header bytes.
+        tensors: all tensors in (file, offset) order.
+        metadata: ``__metadata__``; in a folder that of all files together, where the first to name a key wins.
+        seekable: whether bytes can be read in any order, and by several threads at once.
+        name: what messages call the source.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        files: Sequence[SourceFile],
+        tensors: Sequence[TensorInfo],
+        metadata: Mapping[str, str],
+        readers: Sequence[Reader],
+    ) -> None:
+        self.name = name
+        self.files = tuple(files)
+        self.tensors = tuple(tensors)
+        self.metadata = dict(metadata)
+        self.seekable = all(reader.seekable for reader in readers)
+        self._readers = tuple(readers)
+
+    def read_into(self, file: int, offset: int, buffer: Any) -> None:
+        """Fill a writable, C-contiguous buffer with the bytes of a file from ``offset`` (of the file's first byte) on.
+
+        A pipe only goes forward. Raises ``CorruptError`` if the file ends too early: a file may shrink while it is read.
+        """
+        view = as_bytes(buffer)
+        read = self._readers[file].read_into(offset, view)
+        if read != view.nbytes:
+            raise CorruptError(
+                f"{self.file_name(file)} ends at byte {offset + read}, in the middle of its data: expected "
+                f"{self.files[file].size} bytes",
+                code="source-truncated",
+            )
+
+    def read_runs(self, file: int, offsets: Sequence[int], nbytes: int, buffer: Any) -> None:
+        """Fill ``buffer`` with runs of ``nbytes`` bytes each, one after the other (see ``Slab.runs``)."""
+        view = as_bytes(buffer)
+        for number, offset in enumerate(offsets):
+            self.read_into(file, offset, view[number * nbytes : (number + 1) * nbytes])
+
+    def finish(self) -> None:
+        """Check that a pipe ends where its header says. Files were checked when they were opened."""
+        if self.seekable:
+            return
+        for number, file in enumerate(self.files):
+            if self._readers[number].read_into(file.size, memoryview(bytearray(1))):
+                raise CorruptError(
+                    f"{self.file_name(number)} goes on after the {file.size} bytes that its header declares",
+                    code="safetensors-trailing-bytes",
+                )
+
+    def file_name(self, file: int) -> str:
+        """What messages call a file."""
+        path = self.files[file].path
+        return f"{self.name}/{path}" if path else self.name
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_tensors(source: str | Path | BinaryIO) -> TensorSource:
+    """Open a safetensors file, a folder with everything in it, a binary stream, or standard input (``"-"``).
+
+    In a folder, files that are safetensors by content are opened as such, whatever their suffix; any other file counts as one
+    tensor of raw bytes. Symbolic links to files are read, those to folders are not followed. Raises ``CorruptError`` naming the
+    file, ``UsageError`` for what cannot be a source, and lets ``OSError`` through.
+    """
+    if isinstance(source, str) and source == "-":
+        return _open_stream(sys.stdin.buffer, "standard input")
+    if isinstance(source, (str, Path)):
+        path = Path(source)
+        return _open_folder(path) if path.is_dir() else _open_file(path)
+    return _open_stream(source, str(getattr(source, "name", "stream")))
+
+
+def open_raw(path: str | Path, shape: Sequence[int], dtype: str) -> TensorSource:
+    """Open a file of raw bytes (LMCache ``.data``, SGLang ``.bin``) as one tensor ``kv`` of ``shape`` and numpy ``dtype``.
+
+    Raises ``UsageError`` if the file's size is another.
+    """
+    if dtype not in TAGS:
+        raise UsageError(f"unknown dtype {dtype!r}; known are {', '.join(sorted(TAGS))}", code="unknown-dtype")
+    path = Path(path)
+    reader = _open_reader(path)
+    size = reader.size
+    expected = math.prod(shape) * np.dtype(dtype).itemsize
+    if size != expected:
+        reader.close()
+        raise UsageError(f"{path} has {size} bytes, but {dtype} {list(shape)} needs {expected}", code="raw-size")
+    tensor = TensorInfo("kv", TAGS[dtype], dtype, tuple(shape), 0, size)
+    return TensorSource(str(path), [SourceFile("", b"", size)], [tensor], {}, [reader])
+
+
+def from_arrays(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> TensorSource:
+    """A source of numpy arrays, under the header that the safetensors library would write for them.
+
+    Arrays that are not C-contiguous are copied; the others are read in place. Raises ``UnsupportedError`` for a dtype that the
+    format lacks.
+    """
+    for name, array in arrays.items():
+        if array.dtype.name not in TAGS:
+            raise UnsupportedError(f"tensor {name!r}: safetensors has no dtype {array.dtype}", code="safetensors-dtype")
+    # The library's order: wide dtypes first, so that every tensor is aligned, then by name.
+    names = sorted(arrays, key=lambda name: (-list(TAGS).index(arrays[name].dtype.name), name))
+    whole = {name: np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape) for name in names}
+    infos = [TensorInfo(n, TAGS[a.dtype.name], a.dtype.name, a.shape, 0, a.nbytes) for n, a in whole.items()]
+    header = header_bytes(infos, metadata or {})
+    tensors, found = parse_header(header, "arrays")
+    reader = _ArrayReader([as_bytes(header), *(as_bytes(array) for array in whole.values())])
+    return TensorSource("arrays", [SourceFile("", header, reader.size)], tensors, found, [reader])
+
+
+def as_bytes(buffer: Any) -> memoryview:
+    """The bytes of a C-contiguous buffer or array, of any dtype and shape, without a copy."""
+    if isinstance(buffer, np.ndarray):  # numpy exports no buffer of an ml_dtypes array
+        buffer = buffer.reshape(-1).view(np.uint8) if buffer.flags.c_contiguous else buffer
+    view = memoryview(buffer)
+    return view.cast("B") if view.nbytes else memoryview(bytearray(0))
+
+
+class _FileReader:
+    """A regular file: positioned reads, from any thread. Never mapped: a file that shrinks must be an error, no signal."""
+
+    seekable = True
+
+    def __init__(self, file: BinaryIO, base: int = 0) -> None:
+        self._file, self._base = file, base
+        self.size = os.fstat(file.fileno()).st_size - base
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        done = 0
+        while done < buffer.nbytes:
+            read = _pread(self._file, buffer[done:], self._base + offset + done)
+            if not read:
+                break
+            done += read
+        return done
+
+    def close(self) -> None:
+        self._file.close()
+
+
+if hasattr(os, "preadv"):
+
+    def _pread(file: BinaryIO, buffer: memoryview, offset: int) -> int:
+        return os.preadv(file.fileno(), [buffer], offset)
+
+else:  # Windows
+    import threading
+
+    _seek_lock = threading.Lock()
+
+    def _pread(file: BinaryIO, buffer: memoryview, offset: int) -> int:
+        with _seek_lock:
+            file.seek(offset)
+            return file.readinto(buffer) or 0  # type: ignore[attr-defined]
+
+
+class _PipeReader:
+    """A stream that only goes forward; bytes left out are read and dropped."""
+
+    seekable = False
+
+    def __init__(self, stream: BinaryIO, name: str) -> None:
+        self._stream, self._name = stream, name
+        self._position = 0
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        if offset < self._position:
+            raise UsageError(f"{self._name} is a pipe: byte {offset} has passed already", code="pipe-backwards")
+        scrap = memoryview(bytearray(min(_CHUNK, offset - self._position)))
+        while self._position < offset:
+            if not self._fill(scrap[: offset - self._position]):
+                return 0
+        return self._fill(buffer)
+
+    def _fill(self, buffer: memoryview) -> int:
+        done = 0
+        while done < buffer.nbytes:
+            read = self._stream.readinto(buffer[done:])  # type: ignore[attr-defined]
+            if not read:
+                break
+            done += read
+        self._position += done
+        return done
+
+    def close(self) -> None:
+        """The stream belongs to the caller."""
+
+
+class _ArrayReader:
+    """Pieces of memory, read as if they lay one after the other in a file."""
+
+    seekable = True
+
+    def __init__(self, pieces: Sequence[memoryview]) -> None:
+        self._pieces = [piece for piece in pieces if piece.nbytes]
+        self._starts = np.cumsum([0, *(piece.nbytes for piece in self._pieces)])
+        self.size = int(self._starts[-1])
+
+    def read_into(self, offset: int, buffer: memoryview) -> int:
+        wanted = max(0, min(buffer.nbytes, self.size - offset))
+        done = 0
+        while done < wanted:
+            number = int(np.searchsorted(self._starts, offset + done, side="right")) - 1
+            begin = offset + done - int(self._starts[number])
+            piece = self._pieces[number][begin : begin + wanted - done]
+            buffer[done : done + piece.nbytes] = piece
+            done += piece.nbytes
+        return done
+
+    def close(self) -> None:
+        self._pieces = []
+
+
+def _open_reader(path: Path) -> _FileReader:
+    try:
+        file = path.open("rb", buffering=0)
+    except OSError as error:
+        if error.errno in (23, 24):  # ENFILE, EMFILE
+            raise LimitError(f"{path}: too many open files; raise the limit (ulimit -n)", code="open-files") from error
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise UsageError(f"{path} is no regular file", code="not-a-file")
+    return _FileReader(file)
+
+
+def _open_file(path: Path) -> TensorSource:
+    if path.exists() and not path.is_file():  # a FIFO or a device
+        return _open_stream(path.open("rb", buffering=0), str(path), owned=True)
+    reader = _open_reader(path)
+    try:
+        return _single(str(path), reader, reader.size)
+    except BaseException:
+        reader.close()
+        raise
+
+
+def _open_stream(stream: BinaryIO, name: str, *, owned: bool = False) -> TensorSource:
+    try:
+        regular = stat.S_ISREG(os.fstat(stream.fileno()).st_mode)
+    except (OSError, AttributeError, io.UnsupportedOperation):
+        regular = False
+    if regular:  # `kvzip ... < file`: as good as a file, from where its position stands
+        base = stream.tell()
+        reader = _FileReader(os.fdopen(os.dup(stream.fileno()), "rb", buffering=0), base)
+        return _single(name, reader, reader.size)
+    return _single(name, _OwnedPipe(stream, name) if owned else _PipeReader(stream, name), None)
+
+
+class _OwnedPipe(_PipeReader):
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _single(name: str, reader: Reader, size: int | None) -> TensorSource:
+    header = _read_header(reader, name, size)
+    tensors, metadata = parse_header(header, name)
+    declared = len(header) + data_size(tensors)
+    if size is not None:
+        check_size(name, len(header), tensors, size)
+    return TensorSource(name, [SourceFile("", header, declared)], tensors, metadata, [reader])
+
+
+def _read_header(reader: Reader, name: str, size: int | None) -> bytes:
+    prefix = bytearray(8)
+    read = reader.read_into(0, memoryview(prefix))
+    length = read_length(bytes(prefix[:read]), name)
+    if size is not None and 8 + length > size:
+        raise CorruptError(
+            f"{name} is truncated, or no safetensors file: it declares a header of {length} bytes, the file has {size}",
+            code="safetensors-truncated",
+        )
+    header = prefix
+    while len(header) < 8 + length:  # by pieces: a pipe's declared length is not to be trusted with memory
+        piece = bytearray(min(_CHUNK, 8 + length - len(header)))
+        read = reader.read_into(len(header), memoryview(piece))
+        header += piece[:read]
+        if read < len(piece):
+            break
+        if len(header) > 8 and header[8:9] != b"{":
+            break
+    return bytes(header) if len(header) == 8 + length or header[8:9] == b"{" else _no_json(name)
+
+
+def _no_json(name: str) -> bytes:
+    raise CorruptError(f"{name}: no safetensors file: its header does not start with '{{'", code="safetensors-json")
+
+
+def _natural(path: str) -> list[tuple[int, str] | tuple[int, int]]:
+    """A key that sorts ``layers.2`` before ``layers.10``."""
+    return [(1, int(part)) if part.isdigit() else (0, part) for part in re.split(r"(\d+)", path)]
+
+
+def _open_folder(folder: Path) -> TensorSource:
+    files: list[SourceFile] = []
+    tensors: list[TensorInfo] = []
+    metadata: dict[str, str] = {}
+    readers: list[_FileReader] = []
+    try:
+        for path in _walk(folder):
+            reader = _open_reader(folder / path)
+            readers.append(reader)
+            header, found, its_metadata = _open_member(folder, path, reader, len(files))
+            files.append(SourceFile(path, header, reader.size))
+            tensors += found
+            metadata = {**its_metadata, **metadata}
+    except BaseException:
+        for reader in readers:
+            reader.close()
+        raise
+    return TensorSource(str(folder), files, tensors, metadata, readers)
+
+
+def _walk(folder: Path) -> list[str]:
+    paths = [
+        (Path(root) / name).relative_to(folder).as_posix()
+        for root, _, names in os.walk(folder, onerror=_raise)
+        for name in names
+    ]
+    if not paths:
+        raise UsageError(f"{folder} holds no files", code="empty-folder")
+    for path in paths:
+        if not _is_text(path):
+            raise UsageError(f"{folder}: the file name {path!r} is not UTF-8", code="file-name")
+    return sorted(paths, key=lambda path: (_natural(path), path))
+
+
+def _is_text(path: str) -> bool:
+    return path == path.encode(errors="replace").decode()
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _open_member(
+    folder: Path, path: str, reader: _FileReader, index: int
+) -> tuple[bytes, list[TensorInfo], dict[str, str]]:
+    name = str(folder / path)
+    start = bytearray(9)
+    reader.read_into(0, memoryview(start))
+    length = int.from_bytes(start[:8], "little")
+    is_safetensors = start[8:] == b"{" and 8 + length <= reader.size
+    if not is_safetensors and not path.endswith(".safetensors"):
+        return b"", [raw_tensor(path, reader.size, file=index)], {}
+    try:
+        header = _read_header(reader, name, reader.size)
+        tensors, metadata = parse_header(header, name, file=index, path=path)
+        check_size(name, len(header), tensors, reader.size)
+    except CorruptError:
+        if path.endswith(".safetensors"):
+            raise
+        return b"", [raw_tensor(path, reader.size, file=index)], {}
+    return header, tensors, metadata
