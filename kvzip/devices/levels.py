@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvzip.devices.build import Target
 
-# What a level adds to the one below, as Linux says it ("abm" is lzcnt). AVX-512 without "vl" (Knights Landing) is no v4.
+# What a level adds to the one below, as Linux says it ("abm": lzcnt). AVX-512 without "vl" (Knights Landing) is no v4.
 _V3 = frozenset({"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 

@@ -1,0 +1,51 @@
+# The two commands of the README (demo, test) and the developers' habits. `make setup` fetches what the others need into .venv.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint check fmt bench wheels clean
+
+# The first of these that is a Python 3.11 to 3.13; PYTHON=... chooses another.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+TARGETS := x86_64-linux aarch64-linux aarch64-macos x86_64-windows
+
+help: ## List the targets.
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with kvzip (editable) and the tools; no torch, no compiler needed.
+
+$(STAMP): pyproject.toml hatch_build.py
+	@test -n "$(PYTHON)" || { echo "kvzip needs Python 3.11, 3.12 or 3.13; set PYTHON=/path/to/python" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: setup ## Compress, inspect, verify, measure and restore the sample caches.
+	@samples/demo.sh $(BIN)/kvzip
+
+test: setup ## Run the tests.
+	$(BIN)/python -m pytest -n 2 -q
+
+lint: setup ## Formatting, lint and types.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+check: lint test ## All that must hold before a commit: lint and the tests.
+
+fmt: setup ## Format the code and mend what ruff can.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## Measure kvzip beside its peers on inputs of its own making.
+	$(BIN)/python -m benchmarks
+
+wheels: setup ## Wheels of all platforms and the source archive, into dist/.
+	rm -rf dist
+	for target in $(TARGETS); do KVZIP_TARGET=$$target $(BIN)/python -m hatchling build -t wheel -d dist || exit 1; done
+	$(BIN)/python -m hatchling build -t sdist -d dist
+
+clean: ## Remove what was built; .venv stays.
+	rm -rf dist build kvzip/_native .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
