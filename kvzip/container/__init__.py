@@ -1,0 +1,29 @@
+"""The ``.kvz`` container: writer, random reader, stream reader, recovery. ``docs/format.md`` is normative."""
+
+from kvzip.container.format import MAGIC, VERSION
+from kvzip.container.frames import Bound, Frame
+from kvzip.container.header import Header
+from kvzip.container.index import Entry, Index, Totals
+from kvzip.container.reader import FrameReader, Reader, Span
+from kvzip.container.recovery import Recovery, recover
+from kvzip.container.stream import StreamReader, read_members
+from kvzip.container.writer import Writer
+
+__all__ = [
+    "MAGIC",
+    "VERSION",
+    "Bound",
+    "Entry",
+    "Frame",
+    "FrameReader",
+    "Header",
+    "Index",
+    "Reader",
+    "Recovery",
+    "Span",
+    "StreamReader",
+    "Totals",
+    "Writer",
+    "read_members",
+    "recover",
+]
