@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable
+from functools import cached_property
+from math import prod
 from types import ModuleType
 from typing import Any
 
@@ -40,3 +43,29 @@ class Device(ABC):
     @abstractmethod
     def to_host(self, array: Array) -> Any:
         """An array of this device as a numpy array; no copy on the CPU."""
+
+    def scratch(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
+        """A reusable array for what lives no longer than one call of a codec; its contents are undefined.
+
+        The next call with the same name gets the same memory, grown where needed. Not for results that are handed on.
+        """
+        dtype = self.xp.dtype(dtype)
+        nbytes = prod(shape) * dtype.itemsize
+        buffer = self._scratch.get(name)
+        if buffer is None or buffer.nbytes < nbytes:
+            buffer = self._scratch[name] = self.xp.empty(max(nbytes, 64), self.xp.uint8)
+        return buffer[:nbytes].view(dtype).reshape(shape)
+
+    def constant(self, key: Hashable, make: Callable[[], Any]) -> Array:
+        """The numpy array that ``make`` gives, on this device; made once per key and kept."""
+        if key not in self._constants:
+            self._constants[key] = self.to_device(make())
+        return self._constants[key]
+
+    @cached_property
+    def _scratch(self) -> dict[str, Array]:
+        return {}
+
+    @cached_property
+    def _constants(self) -> dict[Hashable, Array]:
+        return {}

@@ -1,0 +1,141 @@
+// Interleaved rANS: 32 streams side by side, lane = channel, one word stream a warp.
+//
+// J. Duda, "Asymmetric numeral systems" (arXiv:1311.2540); F. Giesen, "Interleaved entropy coders" (arXiv:1402.3392).
+// States are 32 bits in [2^16, 2^32), frequencies 12 bits, renormalization by 16-bit words. The encoder goes from the last
+// token to the first, so that the decoder reads forwards. A lane starts at 2^16 plus 16 bits of payload, the *rider*; the
+// decoder ends there, which checks the stream and gives the rider back.
+//
+// Tables come from a family (kvzip/coding/tables.py): 4096 discretized Gaussians, 64 deviations x 64 means.
+#pragma once
+#include "warp.h"
+
+constexpr u32 RANS_BITS = 12;
+constexpr u32 RANS_SCALE = 1 << RANS_BITS;
+constexpr u32 RANS_START = 1 << 16;
+constexpr u32 MAX_SYMBOLS = 32;
+constexpr u32 TABLE_SIDE = 64;
+constexpr u32 TABLE_BITS = 12;                 // a table's index: 6 bits of deviation, 6 bits of mean
+constexpr u32 TABLES = 1 << TABLE_BITS;
+constexpr u32 TABLE_STRIDE = MAX_SYMBOLS + 1;  // cumulative counts 0..4096; symbols beyond the alphabet have frequency 0
+constexpr u32 STATE_WORDS = 1 + LANES;         // of a warp in the state section: number of words, then the lanes' states
+
+// What a stream can be found to be. A warp reports the first thing wrong.
+enum Status : u32 { OK = 0, BAD_TOKENS = 1, BAD_STREAM = 2, BAD_ROWS = 3, BAD_RAW = 4, BAD_VALUE = 5 };
+
+// The lanes' tables side by side: [N + 1][32] cumulative counts. Idle lanes code symbol 0 at no cost.
+template <int N>
+FN void load_tables(u16* cumulative, const u16* family, vu32 index, vm32 idle) {
+  vu32 start = index * TABLE_STRIDE;
+  for (u32 s = 0; s <= N; ++s) {
+    vu32 count = widen(gather_u16(family + s, start));
+    store_u16(cumulative + s * LANES, narrow(select(idle, splat(s ? RANS_SCALE : 0), count)));
+  }
+  warp_sync();
+}
+
+// Per-lane numbers of few bits, as one word per bit.
+FN vu32 load_bits(const u32* planes, u32 bits) {
+  vu32 v = splat(0);
+  for (u32 b = 0; b < bits; ++b) v = v | bit_of_lane(planes[b]) << b;
+  return v;
+}
+FN void store_bits(u32* planes, vu32 v, u32 bits) {
+  for (u32 b = 0; b < bits; ++b) {
+    u32 word = ballot((v >> b & 1u) != 0u);
+    store_uniform(planes + b, word);
+  }
+}
+
+struct RansDecoder {
+  const u16* position;
+  const u16* end;
+  vu32 x;
+
+  // `words` of the block hold the streams of its warps one after the other; `states` has STATE_WORDS of each.
+  static METHOD RansDecoder make(const u32* states, const u16* words, u32 word_count, u32 group, bool& fits) {
+    u64 start = 0;
+    for (u32 g = 0; g < group; ++g) start += states[(u64)g * STATE_WORDS];
+    const u32* mine = states + (u64)group * STATE_WORDS;
+    fits = start + mine[0] <= word_count;
+    RansDecoder decoder;
+    decoder.position = words + (fits ? start : 0);
+    decoder.end = decoder.position + (fits ? mine[0] : 0);
+    decoder.x = load_u32(mine + 1);
+    return decoder;
+  }
+  // The next symbol of every lane. Hostile bytes cannot lead the reader astray: past the end it stays just past the end,
+  // where the buffer's padding lies, and `finished` is false.
+  template <int N>
+  METHOD vu16 next(const u16* cumulative) {
+    vu16 low, high, slot = narrow(x & (RANS_SCALE - 1));
+    vu16 symbol = find_symbol<N>(cumulative, slot, low, high);
+    x = widen(high - low) * (x >> RANS_BITS) + widen(slot - low);
+    x = pull_words(position, x < RANS_START, x);
+    position = position > end ? end + 1 : position;
+    return symbol;
+  }
+  METHOD bool finished() const { return position == end && ballot((x >> 16) != 1u) == 0; }
+  METHOD vu16 rider() const { return narrow(x & 0xffffu); }
+};
+
+struct RansEncoder {
+  u16* position;
+  vu32 x;
+
+  static METHOD RansEncoder make(u16* end, vu32 rider) {
+    RansEncoder encoder;
+    encoder.position = end;
+    encoder.x = rider | RANS_START;
+    return encoder;
+  }
+  // entries: [32][32] of low | frequency << 16 per symbol and lane.
+  METHOD void put(const u32* entries, vu16 symbol) {
+    vu32 entry = gather_row_u32(entries, symbol), frequency = entry >> 16;
+    x = push_words(position, (x >> 20) >= frequency, x);
+    vu32 quotient = divide(x, frequency);
+    x = (quotient << RANS_BITS) + (x - quotient * frequency) + (entry & 0xffffu);
+  }
+};
+
+FN void load_entries(u32* entries, const u16* family, vu32 index, vm32 idle) {
+  vu32 start = index * TABLE_STRIDE;
+  vu32 low = splat(0);
+  for (u32 s = 0; s < MAX_SYMBOLS; ++s) {
+    vu32 high = select(idle, splat(RANS_SCALE), widen(gather_u16(family + s + 1, start)));
+    store_u32(entries + s * LANES, low | (high - low) << 16);
+    low = high;
+  }
+  warp_sync();
+}
+
+// The table for the symbols counted in histogram [32][32]: from the integer moments, then the cheapest of its eight
+// neighbours and itself (the first of equals). `costs` [TABLES][32] are 1/256 bits a symbol; `variances` [63] the thresholds
+// between deviations, in 1/4096 of a squared symbol; rows <= 1024.
+FN vu32 choose_tables(const u16* histogram, u32 rows, u32 symbols, const u16* costs, const u32* variances) {
+  vu32 sum = splat(0), squares = splat(0);
+  for (u32 s = 0; s < symbols; ++s) {
+    vu32 count = widen(load_u16(histogram + s * LANES));
+    sum = sum + count * s;
+    squares = squares + count * (s * s);
+  }
+  u32 n = rows ? rows : 1, span = symbols > 1 ? symbols - 1 : 1;
+  vu32 variance = divide_by(divide_by(squares * n - sum * sum, n) * 4096u, n);
+  vu32 deviation = splat(0);
+  for (u32 i = 0; i + 1 < TABLE_SIDE; ++i) deviation = deviation + select(variance >= variances[i], splat(1), splat(0));
+  vu32 mean = divide_by(sum * (2 * (TABLE_SIDE - 1)) + n * span, 2 * n * span);
+
+  vu32 best = splat(0), best_cost = splat(~0u);
+  for (u32 i = 0; i < 9; ++i) {
+    // One less than the neighbour's coordinates, held inside the square.
+    vu32 d = deviation + i / 3, m = mean + i % 3;
+    d = select(d < 1u, splat(0), select(d > TABLE_SIDE, splat(TABLE_SIDE - 1), d - 1u));
+    m = select(m < 1u, splat(0), select(m > TABLE_SIDE, splat(TABLE_SIDE - 1), m - 1u));
+    vu32 index = d * TABLE_SIDE + m, start = index * MAX_SYMBOLS, cost = splat(0);
+    for (u32 s = 0; s < symbols; ++s)
+      cost = cost + widen(load_u16(histogram + s * LANES)) * widen(gather_u16(costs + s, start));
+    vm32 better = cost < best_cost;
+    best = select(better, index, best);
+    best_cost = select(better, cost, best_cost);
+  }
+  return best;
+}

@@ -1,0 +1,109 @@
+// One source for CUDA and for CPU SIMD.
+//
+// A kernel is written once, warp-synchronously, on *varying* values: one number per lane, 32 lanes a warp.
+//   CUDA  a varying value is a per-thread scalar, a warp is 32 threads.
+//   CPU   a varying value is a 32-lane clang vector, a warp is one step of a loop on one core.
+// Plain scalars (u32, float, pointers) are *uniform*: the same in every lane. A lane usually stands for one channel.
+//
+// Both sides give the same bits: no fused multiply-add (-ffp-contract=off, --fmad=false), one rounding per operation,
+// sums across lanes in the fixed order of a butterfly.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef short i16;
+typedef unsigned int u32;
+typedef int i32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+constexpr u32 LANES = 32;
+
+// A plane of a batch as it lies in memory: tokens x heads x head_dim, strides in bytes, the last axis contiguous.
+// The same struct stands in kvzip/devices/descriptors.py.
+struct Plane {
+  u64 data;
+  i64 token_stride, head_stride;
+  u32 tokens, heads, head_dim, reserved;
+};
+
+#if defined(__CUDACC__) || defined(KVZIP_EMULATED)
+#include "warp_cuda.h"
+#else
+#include "warp_cpu.h"
+#endif
+
+// ------------------------------------------------------------------------------------------- derived, on either side
+
+// Bits of a float and back.
+FN vf32 absolute(vf32 x) { return as_float(as_bits(x) & 0x7fffffffu); }
+FN vf32 maximum(vf32 a, vf32 b) { return select(a > b, a, b); }
+
+// The nearest integer, ties to even, of |x| < 2^22, as the low bits of a word: adding 1.5 * 2^23 leaves it there.
+FN vu32 round_to_int(vf32 x) { return as_bits(x + 12582912.f) - 0x4b400000u; }
+
+// Sum and maximum over the lanes, in every lane.
+FN vf32 warp_sum(vf32 x) {
+  x = x + shuffle_xor<16>(x);
+  x = x + shuffle_xor<8>(x);
+  x = x + shuffle_xor<4>(x);
+  x = x + shuffle_xor<2>(x);
+  return x + shuffle_xor<1>(x);
+}
+FN vf32 warp_max(vf32 x) {
+  x = maximum(x, shuffle_xor<16>(x));
+  x = maximum(x, shuffle_xor<8>(x));
+  x = maximum(x, shuffle_xor<4>(x));
+  x = maximum(x, shuffle_xor<2>(x));
+  return maximum(x, shuffle_xor<1>(x));
+}
+
+// ------------------------------------------------------------------------------------------- element types
+// Each type knows its raw bits and how to come from and go to float32. ABS masks off the sign; magnitudes from INFINITE on
+// are no numbers, those below TINY (2^-110) have reciprocals near the end of float32.
+
+struct Bf16 {
+  typedef u16 raw;
+  typedef vu16 vraw;
+  enum : u32 { ABS = 0x7fff, INFINITE = 0x7f80, TINY = 0x0880 };
+  static METHOD vu16 narrowed(vu32 b) { return narrow(b); }
+  static METHOD vf32 to_float(vu16 b) { return as_float(widen(b) << 16); }
+  static METHOD vu16 from_float(vf32 f) {
+    vu32 u = as_bits(f);
+    vu32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    return narrow(select((u & 0x7fffffffu) > 0x7f800000u, (u >> 16) | 0x40u, rounded));
+  }
+};
+
+struct Fp16 {
+  typedef u16 raw;
+  typedef vu16 vraw;
+  enum : u32 { ABS = 0x7fff, INFINITE = 0x7c00, TINY = 0 };
+  static METHOD vu16 narrowed(vu32 b) { return narrow(b); }
+  static METHOD vf32 to_float(vu16 b) { return half_to_float(b); }
+  static METHOD vu16 from_float(vf32 f) { return float_to_half(f); }
+};
+
+struct Fp32 {
+  typedef u32 raw;
+  typedef vu32 vraw;
+  enum : u32 { ABS = 0x7fffffff, INFINITE = 0x7f800000, TINY = 0x08800000 };
+  static METHOD vu32 narrowed(vu32 b) { return b; }
+  static METHOD vf32 to_float(vu32 b) { return as_float(b); }
+  static METHOD vu32 from_float(vf32 f) { return as_bits(f); }
+};
+
+FN float scalar_to_float(Bf16, u32 bits) { return scalar_as_float(bits << 16); }
+FN float scalar_to_float(Fp16, u32 bits) { return scalar_half_to_float(bits); }
+FN float scalar_to_float(Fp32, u32 bits) { return scalar_as_float(bits); }
+
+// The bits of a 32-bit number that are in use.
+FN u32 bit_width(u32 x) {
+  u32 width = 0;
+  for (u32 step = 16; step; step >>= 1)
+    if (x >> (width + step - 1)) width += step;
+  return width + (x >> width != 0);
+}
+
+// Kernels that come in one version per element type.
+#define FOR_ELEMENT_TYPES(INSTANTIATE) INSTANTIATE(bf16, Bf16) INSTANTIATE(f16, Fp16) INSTANTIATE(f32, Fp32)

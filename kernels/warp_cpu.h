@@ -1,0 +1,391 @@
+// The CPU side of warp.h: a varying value is a 32-lane clang vector. See warp.h.
+#pragma once
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define FN static inline __attribute__((always_inline))
+#define METHOD inline __attribute__((always_inline))
+#define KERNEL(name, ...) extern "C" __attribute__((visibility("default"))) void name(int first_warp, int last_warp, __VA_ARGS__)
+#define FOR_EACH_WARP(warp) for (int warp = first_warp; warp < last_warp; ++warp)
+// The same, up to FLIGHT neighbouring warps of one row of `groups` at a time.
+#define FOR_EACH_FLIGHT(warp, flight, groups)                                                   \
+  for (int warp = first_warp, flight;                                                           \
+       warp < last_warp && (flight = flight_of(warp, last_warp, (int)(groups))); warp += flight)
+// Scratch memory of one warp. On the CPU a warp runs alone, so it is on the stack.
+#define WARP_SHARED(type, name, count) alignas(64) type name[count]
+// How many warps a core keeps in flight to hide the latency of a serial decoder.
+enum : int { FLIGHT = 2 };
+FN int flight_of(int warp, int last_warp, int groups) {
+  int left = last_warp - warp, in_row = groups - warp % groups;
+  int flight = left < in_row ? left : in_row;
+  return flight < FLIGHT ? flight : FLIGHT;
+}
+
+typedef u32 vu32 __attribute__((vector_size(128)));
+typedef u16 vu16 __attribute__((vector_size(64)));
+typedef u8 vu8 __attribute__((vector_size(32)));
+typedef float vf32 __attribute__((vector_size(128)));
+typedef i32 vm32 __attribute__((vector_size(128)));
+typedef i16 vm16 __attribute__((vector_size(64)));
+
+#if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+#define KVZIP_AVX512 1
+#elif defined(__AVX2__)
+#define KVZIP_AVX2 1
+#endif
+
+template <class To, class From>
+FN To bit_copy(const From& from) {
+  static_assert(sizeof(To) == sizeof(From), "bit_copy keeps the size");
+  To to;
+  __builtin_memcpy(&to, &from, sizeof to);
+  return to;
+}
+template <class V>
+FN V load_as(const void* p) {
+  V v;
+  __builtin_memcpy(&v, p, sizeof v);
+  return v;
+}
+
+// ------------------------------------------------------------------------------------------- lanes
+FN vu32 lane_ids() {
+  return (vu32){0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+}
+FN vu32 splat(u32 x) { return (vu32){} + x; }
+FN vu16 splat16(u32 x) { return (vu16){} + (u16)x; }
+FN vf32 splatf(float x) { return x - (vf32){}; }
+FN vf32 as_float(vu32 x) { return bit_copy<vf32>(x); }
+FN vu32 as_bits(vf32 x) { return bit_copy<vu32>(x); }
+FN float scalar_as_float(u32 x) { return bit_copy<float>(x); }
+FN vu16 narrow(vu32 x) { return __builtin_convertvector(x, vu16); }
+FN vu32 widen(vu16 x) { return __builtin_convertvector(x, vu32); }
+FN vu32 widen(vu32 x) { return x; }
+FN vf32 int_to_float(vu32 x) { return __builtin_convertvector(bit_copy<vm32>(x), vf32); }
+FN vu32 select(vm32 m, vu32 a, vu32 b) { return m ? a : b; }
+FN vf32 select(vm32 m, vf32 a, vf32 b) { return m ? a : b; }
+FN vu16 select(vm16 m, vu16 a, vu16 b) { return m ? a : b; }
+FN vu32 maximum(vu32 a, vu32 b) { return (vm32)(a > b) ? a : b; }
+FN vu16 maximum(vu16 a, vu16 b) { return (vm16)(a > b) ? a : b; }
+FN void warp_sync() {}
+
+#define LANES_XOR_8(d, b) (b) ^ d, ((b) + 1) ^ d, ((b) + 2) ^ d, ((b) + 3) ^ d, ((b) + 4) ^ d, ((b) + 5) ^ d, ((b) + 6) ^ d, ((b) + 7) ^ d
+#define LANES_XOR(d) LANES_XOR_8(d, 0), LANES_XOR_8(d, 8), LANES_XOR_8(d, 16), LANES_XOR_8(d, 24)
+template <int D, class V>
+FN V shuffle_xor(V v) {
+  return __builtin_shufflevector(v, v, LANES_XOR(D));
+}
+
+// Uniform results: the largest lane; a bit per lane.
+FN u32 largest(vu32 x) { return __builtin_reduce_max(x); }
+FN u32 largest(vu16 x) { return __builtin_reduce_max(x); }
+FN u32 smallest(vu32 x) { return __builtin_reduce_min(x); }
+FN float first_lane(vf32 x) { return x[0]; }
+FN float lane_value(vf32 x, u32 lane) { return x[lane]; }
+FN u32 ballot(vm32 m) {
+#if KVZIP_AVX512
+  __m512i h[2];
+  __builtin_memcpy(h, &m, sizeof h);
+  return (u32)_mm512_movepi32_mask(h[0]) | (u32)_mm512_movepi32_mask(h[1]) << 16;
+#else
+  u32 bits = 0;
+  for (int l = 0; l < 32; ++l) bits |= (u32)(m[l] & 1) << l;
+  return bits;
+#endif
+}
+FN u32 ballot(vm16 m) {
+#if KVZIP_AVX512
+  return _mm512_movepi16_mask(bit_copy<__m512i>(m));
+#else
+  return ballot(__builtin_convertvector(m, vm32));
+#endif
+}
+// Lane l gets bit l of the word.
+FN vu32 bit_of_lane(u32 word) { return (splat(word) >> lane_ids()) & 1u; }
+
+// The lane's own value in an array of one value per lane, and a value put into one lane of it.
+FN vu32 with_lane(vu32 v, u32 lane, u32 value) {
+  return select((vm32)(lane_ids() == lane), splat(value), v);
+}
+
+// ------------------------------------------------------------------------------------------- memory
+FN vu32 load_u32(const u32* p) { return load_as<vu32>(p); }
+FN vu16 load_u16(const u16* p) { return load_as<vu16>(p); }
+FN vu16 load_u8(const u8* p) { return __builtin_convertvector(load_as<vu8>(p), vu16); }
+FN void store_u32(u32* p, vu32 v) { __builtin_memcpy(p, &v, sizeof v); }
+FN void store_u16(u16* p, vu16 v) { __builtin_memcpy(p, &v, sizeof v); }
+FN void store_u8(u8* p, vu16 v) {
+  vu8 b = __builtin_convertvector(v, vu8);
+  __builtin_memcpy(p, &b, sizeof b);
+}
+FN vu16 load_lanes(const u16* p) { return load_u16(p); }
+FN vu32 load_lanes(const u32* p) { return load_u32(p); }
+FN void store_lanes(u16* p, vu16 v) { store_u16(p, v); }
+FN void store_lanes(u32* p, vu32 v) { store_u32(p, v); }
+template <class T>
+FN void store_uniform(T* p, T v) {
+  *p = v;
+}
+// The first `count` lanes from memory, the others 0.
+template <class T>
+FN auto load_some(const T* p, u32 count) {
+  decltype(load_lanes(p)) v = {};
+  for (u32 l = 0; l < count; ++l) v[l] = p[l];
+  return v;
+}
+// table[index of the lane]
+FN vu16 gather_u16(const u16* table, vu32 index) {
+  vu16 v;
+  for (int l = 0; l < 32; ++l) v[l] = table[index[l]];
+  return v;
+}
+// table[row of the lane][lane], rows of 32 words
+FN vu32 gather_row_u32(const u32* table, vu16 row) {
+#if KVZIP_AVX512
+  vu32 index = widen(row) * 32u + lane_ids();
+  __m512i i[2], v[2];
+  __builtin_memcpy(i, &index, sizeof i);
+  v[0] = _mm512_i32gather_epi32(i[0], table, 4);
+  v[1] = _mm512_i32gather_epi32(i[1], table, 4);
+  return load_as<vu32>(v);
+#else
+  alignas(64) u16 rows[32];
+  alignas(64) u32 out[32];
+  store_u16(rows, row);
+  for (int l = 0; l < 32; ++l) out[l] = table[rows[l] * 32 + l];
+  return load_u32(out);
+#endif
+}
+// ++table[row of the lane][lane]
+FN void count_row_u16(u16* table, vu16 row) {
+  alignas(64) u16 rows[32];
+  store_u16(rows, row);
+  for (int l = 0; l < 32; ++l) ++table[rows[l] * 32 + l];
+}
+
+// Every lane copies its share of `count` elements.
+template <class T>
+FN void warp_copy(T* to, const T* from, u64 count) {
+  __builtin_memcpy(to, from, count * sizeof(T));
+}
+
+// 32 consecutive channels of a plane, one per lane, starting at channel 32 * group. Lanes beyond the last channel are
+// idle: they load 0 and store nothing. Inside one head the lanes are contiguous (`whole`), else each has its own offset.
+template <class E>
+struct Column {
+  u8* base;
+  i64 token_stride;
+  u32 active;
+  bool whole;
+  i64 offsets[32];
+
+  static METHOD Column make(const Plane& plane, u32 group) {
+    Column c;
+    u32 first = group * LANES, channels = plane.heads * plane.head_dim;
+    c.active = channels - first < LANES ? channels - first : LANES;
+    c.token_stride = plane.token_stride;
+    bool joined = plane.head_stride == (i64)(plane.head_dim * sizeof(typename E::raw));
+    c.whole = c.active == LANES && (joined || first % plane.head_dim + LANES <= plane.head_dim);
+    c.base = (u8*)plane.data;
+    for (u32 l = 0; l < LANES; ++l) {
+      u32 channel = first + (l < c.active ? l : 0);
+      c.offsets[l] = (i64)(channel / plane.head_dim) * plane.head_stride + (i64)(channel % plane.head_dim) * (i64)sizeof(typename E::raw);
+    }
+    return c;
+  }
+  METHOD vm32 idle() const { return (vm32)(lane_ids() >= active); }
+  template <bool WHOLE>
+  METHOD typename E::vraw load(u32 token) const {
+    typedef typename E::vraw vraw;
+    const u8* p = base + (i64)token * token_stride;
+    if (WHOLE) return load_as<vraw>(p + offsets[0]);
+    vraw v = {};
+    for (u32 l = 0; l < active; ++l) v[l] = *(const typename E::raw*)(p + offsets[l]);
+    return v;
+  }
+  template <bool WHOLE>
+  METHOD void store(u32 token, typename E::vraw v) const {
+    u8* p = base + (i64)token * token_stride;
+    if (WHOLE)
+      __builtin_memcpy(p + offsets[0], &v, sizeof v);
+    else
+      for (u32 l = 0; l < active; ++l) *(typename E::raw*)(p + offsets[l]) = v[l];
+  }
+};
+
+// ------------------------------------------------------------------------------------------- half precision
+// Integer forms, for processors without conversion instructions.
+FN vf32 half_to_float(vu16 h) {
+#if KVZIP_AVX512
+  __m256i in[2];
+  __m512 out[2];
+  __builtin_memcpy(in, &h, sizeof in);
+  out[0] = _mm512_cvtph_ps(in[0]);
+  out[1] = _mm512_cvtph_ps(in[1]);
+  return load_as<vf32>(out);
+#elif defined(__F16C__)
+  __m128i in[4];
+  __m256 out[4];
+  __builtin_memcpy(in, &h, sizeof in);
+  for (int i = 0; i < 4; ++i) out[i] = _mm256_cvtph_ps(in[i]);
+  return load_as<vf32>(out);
+#elif defined(__aarch64__)
+  typedef _Float16 vf16 __attribute__((vector_size(64)));
+  return __builtin_convertvector(bit_copy<vf16>(h), vf32);
+#else
+  vu32 u = widen(h), sign = (u & 0x8000u) << 16, magnitude = u & 0x7fffu;
+  vf32 normal = as_float((magnitude << 13) + 0x38000000u);
+  vf32 subnormal = int_to_float(magnitude) * 5.9604644775390625e-8f;
+  vf32 special = as_float((magnitude << 13) + 0x70000000u + select((vm32)(magnitude > 0x7c00u), splat(0x400000u), splat(0)) - select((vm32)((magnitude & 0x200u) != 0u & magnitude > 0x7c00u), splat(0x400000u), splat(0)));
+  vf32 f = select((vm32)(magnitude < 0x400u), subnormal, select((vm32)(magnitude >= 0x7c00u), special, normal));
+  return as_float(as_bits(f) | sign);
+#endif
+}
+FN vu16 float_to_half(vf32 f) {
+#if KVZIP_AVX512
+  __m512 in[2];
+  __m256i out[2];
+  __builtin_memcpy(in, &f, sizeof in);
+  out[0] = _mm512_cvtps_ph(in[0], 0);
+  out[1] = _mm512_cvtps_ph(in[1], 0);
+  return load_as<vu16>(out);
+#elif defined(__F16C__)
+  __m256 in[4];
+  __m128i out[4];
+  __builtin_memcpy(in, &f, sizeof in);
+  for (int i = 0; i < 4; ++i) out[i] = _mm256_cvtps_ph(in[i], 0);
+  return load_as<vu16>(out);
+#elif defined(__aarch64__)
+  typedef _Float16 vf16 __attribute__((vector_size(64)));
+  return bit_copy<vu16>(__builtin_convertvector(f, vf16));
+#else
+  vu32 u = as_bits(f), sign = (u >> 16) & 0x8000u, magnitude = u & 0x7fffffffu;
+  vu32 normal = (magnitude + 0xfffu + ((magnitude >> 13) & 1u) - 0x38000000u) >> 13;
+  vu32 subnormal = as_bits(as_float(magnitude) + 0.5f) - 0x3f000000u;
+  vu32 nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  vu32 h = select((vm32)(magnitude < 0x38800000u), subnormal, normal);
+  h = select((vm32)(magnitude >= 0x477ff000u), splat(0x7c00u), h);
+  h = select((vm32)(magnitude > 0x7f800000u), nan, h);
+  return narrow(sign | h);
+#endif
+}
+FN float scalar_half_to_float(u32 bits) { return half_to_float(splat16(bits))[0]; }
+
+// ------------------------------------------------------------------------------------------- rANS primitives
+#if KVZIP_AVX2
+// For each of 256 masks of 8 lanes: the word that each lane takes.
+struct Expansion {
+  u32 lanes[256][8];
+  constexpr Expansion() : lanes() {
+    for (int mask = 0; mask < 256; ++mask) {
+      int next = 0;
+      for (int lane = 0; lane < 8; ++lane) lanes[mask][lane] = (mask >> lane & 1) ? next++ : 0;
+    }
+  }
+};
+static constexpr Expansion kExpansion;
+#endif
+
+// Lanes with m shift in the next 16-bit words at p, in lane order. May read 32 words from p on.
+FN vu32 pull_words(const u16*& p, vm32 m, vu32 x) {
+#if KVZIP_AVX512
+  __m512i h[2], mask[2];
+  __builtin_memcpy(h, &x, sizeof h);
+  __builtin_memcpy(mask, &m, sizeof mask);
+  for (int i = 0; i < 2; ++i) {
+    __mmask16 k = _mm512_movepi32_mask(mask[i]);
+    __m512i words = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    __m512i taken = _mm512_maskz_expand_epi32(k, words);
+    h[i] = _mm512_mask_or_epi32(h[i], k, _mm512_slli_epi32(h[i], 16), taken);
+    p += __builtin_popcount(k);
+  }
+  return load_as<vu32>(h);
+#elif KVZIP_AVX2
+  __m256i h[4], mask[4];
+  __builtin_memcpy(h, &x, sizeof h);
+  __builtin_memcpy(mask, &m, sizeof mask);
+  for (int i = 0; i < 4; ++i) {
+    int k = _mm256_movemask_ps(_mm256_castsi256_ps(mask[i]));
+    __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+    __m256i taken = _mm256_permutevar8x32_epi32(words, _mm256_loadu_si256((const __m256i*)kExpansion.lanes[k]));
+    h[i] = _mm256_blendv_epi8(h[i], _mm256_or_si256(_mm256_slli_epi32(h[i], 16), taken), mask[i]);
+    p += __builtin_popcount(k);
+  }
+  return load_as<vu32>(h);
+#else
+  alignas(64) u32 v[32];
+  store_u32(v, x);
+  for (int l = 0; l < 32; ++l) {
+    v[l] = m[l] ? v[l] << 16 | *p : v[l];
+    p -= m[l];
+  }
+  return load_u32(v);
+#endif
+}
+
+// The mirror: lanes with m put their low 16 bits below p, the highest lane first. May write 32 words below p.
+FN vu32 push_words(u16*& p, vm32 m, vu32 x) {
+#if KVZIP_AVX512
+  __m512i h[2], mask[2];
+  __builtin_memcpy(h, &x, sizeof h);
+  __builtin_memcpy(mask, &m, sizeof mask);
+  for (int i = 1; i >= 0; --i) {
+    __mmask16 k = _mm512_movepi32_mask(mask[i]);
+    int n = __builtin_popcount(k);
+    p -= n;
+    __m256i words = _mm512_cvtepi32_epi16(_mm512_maskz_compress_epi32(k, h[i]));
+    _mm256_mask_storeu_epi16(p, (__mmask16)((1u << n) - 1), words);
+    h[i] = _mm512_mask_srli_epi32(h[i], k, h[i], 16);
+  }
+  return load_as<vu32>(h);
+#else
+  alignas(64) u32 v[32];
+  store_u32(v, x);
+  for (int l = 31; l >= 0; --l) {
+    p[-1] = (u16)v[l];
+    p += m[l];
+  }
+  return select(m, x >> 16, x);
+#endif
+}
+
+// cumulative: [N + 1][32] counts per lane. The largest symbol with cumulative <= slot, and its interval [low, high).
+// A tree of selects finds it for all 32 lanes without a gather: each level halves the candidates.
+template <int N>
+FN vu16 find_symbol(const u16* cumulative, vu16 slot, vu16& low, vu16& high) {
+  vu16 tree[N / 2];
+  low = load_u16(cumulative);
+  high = load_u16(cumulative + N * 32);
+  vu16 middle = load_u16(cumulative + N / 2 * 32);
+  vm16 m = slot >= middle;
+  low = select(m, middle, low);
+  high = select(m, high, middle);
+  vu16 symbol = bit_copy<vu16>(m) & (u16)(N / 2);
+#pragma clang loop unroll(full)
+  for (int i = 1; i < N / 2; ++i) tree[i] = select(m, load_u16(cumulative + (i + N / 2) * 32), load_u16(cumulative + i * 32));
+#pragma clang loop unroll(full)
+  for (int d = N / 4; d; d >>= 1) {
+    middle = tree[d];
+    m = slot >= middle;
+    low = select(m, middle, low);
+    high = select(m, high, middle);
+    symbol |= bit_copy<vu16>(m) & (u16)d;
+#pragma clang loop unroll(full)
+    for (int i = 1; i < d; ++i) tree[i] = select(m, tree[i + d], tree[i]);
+  }
+  return symbol;
+}
+
+// a / b for b <= 2^12 and a / b < 2^20: the float estimate is off by one at most.
+FN vu32 divide(vu32 a, vu32 b) {
+  vm32 q = __builtin_convertvector(__builtin_convertvector(a, vf32) / __builtin_convertvector((vm32)b, vf32), vm32);
+  vm32 rest = (vm32)(a - (vu32)q * b);
+  q += rest >> 31;
+  rest = (vm32)(a - (vu32)q * b);
+  q -= (vm32)((vu32)rest >= b);
+  return (vu32)q;
+}
+// a / b for any a and a uniform b.
+FN vu32 divide_by(vu32 a, u32 b) { return a / b; }

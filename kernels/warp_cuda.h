@@ -1,0 +1,160 @@
+// The CUDA side of warp.h: a varying value is a per-thread scalar. See warp.h.
+#pragma once
+
+#define FN static __device__ __forceinline__
+#define METHOD __device__ __forceinline__
+enum : int { WARPS_PER_BLOCK = 4 };
+#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(128) name(int warps, __VA_ARGS__)
+#define FOR_EACH_WARP(warp) \
+  for (int warp = (int)(blockIdx.x * WARPS_PER_BLOCK + threadIdx.x / 32), once = 1; once && warp < warps; once = 0)
+#define FOR_EACH_FLIGHT(warp, flight, groups) \
+  enum : int { flight = 1 };                  \
+  FOR_EACH_WARP(warp)
+// Scratch memory of one warp, in shared memory.
+#define WARP_SHARED(type, name, count)                        \
+  __shared__ type name##_of_block[WARPS_PER_BLOCK * (count)]; \
+  type* name = name##_of_block + threadIdx.x / 32 * (count)
+// A GPU hides latency by itself.
+enum : int { FLIGHT = 1 };
+
+typedef u32 vu32;
+typedef u32 vu16;
+typedef float vf32;
+typedef bool vm32;
+typedef bool vm16;
+
+// ------------------------------------------------------------------------------------------- lanes
+FN u32 lane() { return threadIdx.x & 31; }
+FN vu32 lane_ids() { return lane(); }
+FN vu32 splat(u32 x) { return x; }
+FN vu16 splat16(u32 x) { return x; }
+FN vf32 splatf(float x) { return x; }
+FN vf32 as_float(vu32 x) { return __uint_as_float(x); }
+FN vu32 as_bits(vf32 x) { return __float_as_uint(x); }
+FN float scalar_as_float(u32 x) { return __uint_as_float(x); }
+FN vu16 narrow(vu32 x) { return x & 0xffffu; }
+FN vu32 widen(vu32 x) { return x; }
+FN vf32 int_to_float(vu32 x) { return (float)(int)x; }
+FN vu32 select(bool m, vu32 a, vu32 b) { return m ? a : b; }
+FN vf32 select(bool m, vf32 a, vf32 b) { return m ? a : b; }
+FN vu32 maximum(vu32 a, vu32 b) { return a > b ? a : b; }
+FN void warp_sync() { __syncwarp(); }
+template <int D>
+FN vf32 shuffle_xor(vf32 v) {
+  return __shfl_xor_sync(~0u, v, D);
+}
+template <int D>
+FN vu32 shuffle_xor(vu32 v) {
+  return __shfl_xor_sync(~0u, v, D);
+}
+
+// Uniform results: the largest lane; a bit per lane.
+FN u32 largest(vu32 x) {
+  for (int d = 16; d; d >>= 1) x = maximum(x, __shfl_xor_sync(~0u, x, d));
+  return x;
+}
+FN u32 smallest(vu32 x) { return ~largest(~x); }
+FN float first_lane(vf32 x) { return __shfl_sync(~0u, x, 0); }
+FN float lane_value(vf32 x, u32 l) { return __shfl_sync(~0u, x, l); }
+FN u32 ballot(bool m) { return __ballot_sync(~0u, m); }
+// Lane l gets bit l of the word.
+FN vu32 bit_of_lane(u32 word) { return word >> lane() & 1u; }
+FN vu32 with_lane(vu32 v, u32 l, u32 value) { return lane() == l ? value : v; }
+
+// ------------------------------------------------------------------------------------------- memory
+FN vu32 load_u32(const u32* p) { return p[lane()]; }
+FN vu16 load_u16(const u16* p) { return p[lane()]; }
+FN vu16 load_u8(const u8* p) { return p[lane()]; }
+FN void store_u32(u32* p, vu32 v) { p[lane()] = v; }
+FN void store_u16(u16* p, vu16 v) { p[lane()] = (u16)v; }
+FN void store_u8(u8* p, vu16 v) { p[lane()] = (u8)v; }
+FN vu16 load_lanes(const u16* p) { return p[lane()]; }
+FN vu32 load_lanes(const u32* p) { return p[lane()]; }
+FN void store_lanes(u16* p, vu32 v) { p[lane()] = (u16)v; }
+FN void store_lanes(u32* p, vu32 v) { p[lane()] = v; }
+template <class T>
+FN void store_uniform(T* p, T v) {
+  if (lane() == 0) *p = v;
+}
+template <class T>
+FN vu32 load_some(const T* p, bool active) {
+  return active ? p[lane()] : 0;
+}
+FN vu16 gather_u16(const u16* table, vu32 index) { return table[index]; }
+FN vu32 gather_row_u32(const u32* table, vu16 row) { return table[row * 32 + lane()]; }
+FN void count_row_u16(u16* table, vu16 row) { ++table[row * 32 + lane()]; }
+template <class T>
+FN void warp_copy(T* to, const T* from, u64 count) {
+  for (u64 i = lane(); i < count; i += 32) to[i] = from[i];
+  __syncwarp();
+}
+
+// 32 consecutive channels of a plane, one per lane, starting at channel 32 * group; idle lanes load 0 and store nothing.
+template <class E>
+struct Column {
+  u8* base;
+  i64 token_stride;
+  bool active;
+  enum : bool { whole = false };
+
+  static METHOD Column make(const Plane& plane, u32 group) {
+    Column c;
+    u32 channel = group * LANES + lane();
+    c.active = channel < plane.heads * plane.head_dim;
+    if (!c.active) channel = 0;
+    c.token_stride = plane.token_stride;
+    c.base = (u8*)plane.data + (i64)(channel / plane.head_dim) * plane.head_stride +
+             (i64)(channel % plane.head_dim) * (i64)sizeof(typename E::raw);
+    return c;
+  }
+  METHOD vm32 idle() const { return !active; }
+  template <bool WHOLE>
+  METHOD typename E::vraw load(u32 token) const {
+    return active ? *(const typename E::raw*)(base + (i64)token * token_stride) : 0;
+  }
+  template <bool WHOLE>
+  METHOD void store(u32 token, typename E::vraw v) const {
+    if (active) *(typename E::raw*)(base + (i64)token * token_stride) = (typename E::raw)v;
+  }
+};
+
+// ------------------------------------------------------------------------------------------- half precision
+FN vf32 half_to_float(vu16 h) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((unsigned short)h));
+  return f;
+}
+FN vu16 float_to_half(vf32 f) {
+  unsigned short h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  return h;
+}
+FN float scalar_half_to_float(u32 bits) { return half_to_float(bits); }
+
+// ------------------------------------------------------------------------------------------- rANS primitives
+// Lanes with m shift in the next 16-bit words at p, in lane order.
+FN vu32 pull_words(const u16*& p, bool m, vu32 x) {
+  u32 takers = ballot(m), before = takers & ((1u << lane()) - 1);
+  if (m) x = x << 16 | p[__popc(before)];
+  p += __popc(takers);
+  return x;
+}
+// The mirror: lanes with m put their low 16 bits below p, the highest lane first.
+FN vu32 push_words(u16*& p, bool m, vu32 x) {
+  u32 givers = ballot(m), before = givers & ((1u << lane()) - 1);
+  p -= __popc(givers);
+  if (m) p[__popc(before)] = (u16)x;
+  return m ? x >> 16 : x;
+}
+// cumulative: [N + 1][32] counts per lane. The largest symbol with cumulative <= slot, and its interval [low, high).
+template <int N>
+FN vu16 find_symbol(const u16* cumulative, vu16 slot, vu16& low, vu16& high) {
+  u32 symbol = 0;
+#pragma unroll
+  for (u32 d = N / 2; d; d >>= 1) symbol += slot >= cumulative[(symbol + d) * 32 + lane()] ? d : 0;
+  low = cumulative[symbol * 32 + lane()];
+  high = cumulative[(symbol + 1) * 32 + lane()];
+  return symbol;
+}
+FN vu32 divide(vu32 a, vu32 b) { return a / b; }
+FN vu32 divide_by(vu32 a, u32 b) { return a / b; }

@@ -1,0 +1,139 @@
+"""What codecs on interleaved rANS share: sizes, table families on the device, runs put together, sections checked.
+
+The coder itself is kernels/rans.h; its format is normative in docs/format.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from kvzip.cache import Block, Plane
+from kvzip.codecs.base import Batch, Sections
+from kvzip.coding import tables
+from kvzip.devices.base import Array, Device
+from kvzip.errors import CorruptError
+
+LANES = 32
+STATE_WORDS = 1 + LANES
+"""32-bit words of a warp in a state section: the number of 16-bit words of its stream, then the lanes' final states."""
+
+_FAULTS = {
+    1: "the token section ends early or runs over",
+    2: "a stream does not end where it must",
+    3: "the number of exact tokens is wrong",
+    4: "the number of raw low bits is wrong",
+    5: "a value is out of range",
+}
+
+
+def groups_of(plane: Plane) -> int:
+    """Warps that a plane's channels take, 32 channels each."""
+    return -(-plane.channels // LANES)
+
+
+def word_capacity(tokens: int) -> int:
+    """The most 16-bit words that ``tokens`` symbols in 32 lanes can take, 12 bits each, and what a write may run over."""
+    return tokens * LANES * tables.SCALE_BITS // 16 + 2 * LANES
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTables:
+    """The families of some alphabets, one after the other, on a device."""
+
+    families: Array
+    costs: Array
+    variances: Array
+
+    @classmethod
+    def of(cls, alphabets: Sequence[int], device: Device) -> Self:
+        """Families uint16 ``[n, 4096, 33]``, costs uint16 ``[n, 4096, 32]``, thresholds uint32 ``[63]``."""
+        key = tuple(alphabets)
+        return cls(
+            device.constant(("rans.families", key), lambda: np.stack([tables.family(n) for n in key])),
+            device.constant(("rans.costs", key), lambda: np.stack([tables.costs(n) for n in key])),
+            device.constant("rans.variances", lambda: np.array(tables.variance_thresholds())),
+        )
+
+
+def gather_runs(
+    scratch: Array, halves: np.ndarray, capacity: int, per_block: int, device: Device, *, from_end: bool = False
+) -> tuple[Array, np.ndarray]:
+    """Copy runs of 16-bit words that lie apart in ``scratch`` one after the other.
+
+    Args:
+        halves: words of each run; run ``i`` starts (or, ``from_end``, ends) in row ``i`` of ``capacity`` words.
+        per_block: runs that make up a block.
+
+    Returns:
+        All runs (uint8), and where each block starts in them, with the end.
+    """
+    ends = np.concatenate([[0], np.cumsum(halves)]) * 2
+    joined = device.xp.empty(int(ends[-1]), np.uint8)
+    rows = np.arange(len(halves)) * (capacity * 2)
+    if from_end:
+        rows = rows + (capacity - halves) * 2
+    device.launch(
+        "copy_runs",
+        len(halves),
+        device.to_device((device.address(scratch) + rows).astype(np.uint64)),
+        device.to_device((device.address(joined) + ends[:-1]).astype(np.uint64)),
+        device.to_device(halves.astype(np.uint32)),
+    )
+    return joined, ends[::per_block]
+
+
+def total_errors(sums: np.ndarray) -> tuple[float, float, float]:
+    """Squared error and energy summed, largest error, of ``[warps, 3]``; exactly rounded, whatever the order."""
+    return math.fsum(sums[:, 0].tolist()), math.fsum(sums[:, 1].tolist()), float(sums[:, 2].max(initial=0.0))
+
+
+class SectionReader:
+    """Takes the sections of one block apart, trusting nothing."""
+
+    def __init__(self, block: Block, sections: Sections, device: Device) -> None:
+        self._block = block
+        self._sections = dict(sections)
+        self._device = device
+
+    def array(self, tag: str, itemsize: int, *, exactly: int | None = None, optional: bool = False) -> tuple[int, int]:
+        """The address of a section and the number of items in it; (0, 0) where an optional one is missing.
+
+        Raises:
+            CorruptError: the section is missing, is no whole number of items, or has not ``exactly`` that many.
+        """
+        section = self._sections.pop(tag, None)
+        if section is None:
+            if optional:
+                return 0, 0
+            raise self._corrupt(f"section {tag} is missing")
+        count, rest = divmod(section.nbytes, itemsize)
+        if rest or (exactly is not None and count != exactly):
+            expected = f"{exactly * itemsize}" if exactly is not None else f"a multiple of {itemsize}"
+            raise self._corrupt(f"section {tag} has {section.nbytes} bytes, expected {expected}")
+        return self._device.address(section), count
+
+    def done(self) -> None:
+        """Raises CorruptError if a section is left over."""
+        if self._sections:
+            raise self._corrupt(f"unknown section {', '.join(self._sections)}")
+
+    def _corrupt(self, what: str) -> CorruptError:
+        return corrupt_block(self._block, what)
+
+
+def corrupt_block(block: Block, what: str) -> CorruptError:
+    planes = ", ".join(map(str, block.planes))
+    return CorruptError(f"{planes}, tokens {block.start}:{block.stop}: {what}", code="corrupt-block")
+
+
+def check_status(status: np.ndarray, batch: Batch) -> None:
+    """Raises CorruptError for the first block of ``[blocks, warps]`` of which a kernel reported a fault."""
+    if status.any():
+        i, j = np.argwhere(status)[0]
+        fault = int(status[i, j])
+        raise corrupt_block(batch.blocks[i], _FAULTS.get(fault, f"fault {fault}"))
