@@ -1,4 +1,4 @@
-"""Constants and small parsers of the ``.kvz`` format: prologue, frame headers, limits, JSON. Mirrors ``docs/format.md``."""
+"""Constants and small parsers of the ``.kvz`` format: prologue, frame headers, limits, JSON. See ``docs/format.md``."""
 
 from __future__ import annotations
 
@@ -63,8 +63,11 @@ PADDING = 128
 """Readable zero bytes behind the last section of every buffer that a decoder gets."""
 
 DTYPES = frozenset(
-    "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 float32 float64 complex64 bfloat16 float8_e4m3fn"
-    " float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu".split()
+    {
+        *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+        *("float16", "float32", "float64", "complex64", "bfloat16"),
+        *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu"),
+    }
 )
 
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
@@ -115,7 +118,7 @@ def pack_prologue(flags: int = 0) -> bytes:
 
 
 def check_prologue(data: bytes) -> None:
-    """Accepts the first 16 bytes of a member. Raises CorruptError, or UnsupportedError for a newer version or a reserved flag."""
+    """Accept the first 16 bytes of a member. Raises CorruptError; UnsupportedError for version or reserved flags."""
     if not data:
         raise CorruptError("the file is empty; a .kvz file was expected", code="kvz-magic")
     if data[:8] != MAGIC[: len(data)]:
@@ -132,7 +135,7 @@ def check_prologue(data: bytes) -> None:
         raise CorruptError("the prologue (first 16 bytes) fails its checksum", code="kvz-checksum")
     if version != VERSION:
         raise UnsupportedError(
-            f"format version {version}; this kvzip reads version {VERSION}: use the kvzip that wrote it, or a newer one",
+            f"format version {version}; this kvzip reads version {VERSION}: use the kvzip that wrote the file",
             code="kvz-version",
         )
     if flags & 0xFF:
@@ -147,10 +150,10 @@ def pack_tail(index_offset: int, index_length: int, member_length: int) -> bytes
 
 
 def parse_tail(data: bytes, end: int) -> tuple[int, int, int]:
-    """Index offset, index length and member length from the last 48 bytes of a member that ends ``end`` bytes into the file."""
+    """Index offset, index length and member length, from the 48 bytes before ``end``, where a member ends."""
     if len(data) != TAIL.size or data[:16] != FRAME.pack(b"TAIL", 24, 0):
         raise CorruptError(
-            "no trailer where the file ends: it is truncated ('kvzip repair' saves what is there) or has foreign bytes behind",
+            "no trailer where the file ends: it is truncated ('kvzip repair' saves what is there), or bytes were added",
             code="kvz-truncated",
         )
     _, _, _, offset, length, member, checksum = TAIL.unpack(data)
@@ -173,9 +176,10 @@ def parse_frame(data: Any, at: int, position: int) -> FrameSize:
 def check_size(size: FrameSize, position: int) -> None:
     """Refuses frames that are read whole, and claim more than such a frame may have."""
     head, body = SIZE_LIMITS.get(size.kind, (size.head, size.body))
-    if size.head > head or size.body > body or size.head + size.body > MAX_HEADER and size.kind == b"HEAD":
+    if size.head > head or size.body > body or (size.kind == b"HEAD" and size.head + size.body > MAX_HEADER):
         raise CorruptError(
-            f"the {size.kind.decode()} frame at byte {position} claims {size.head} + {size.body} bytes", code="kvz-limit"
+            f"the {size.kind.decode()} frame at byte {position} claims {size.head} + {size.body} bytes",
+            code="kvz-limit",
         )
 
 
@@ -242,7 +246,7 @@ def rounded(value: Any) -> Any:
 
 
 def parse_json(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object that re-encodes cleanly: no duplicate keys, NaN, infinities or lone surrogates, at most 64 levels deep."""
+    """A JSON object without repeated keys, NaN, infinities or lone surrogates. Raises CorruptError."""
     try:
         if _depth(data) > MAX_DEPTH:
             raise ValueError(f"nested deeper than {MAX_DEPTH} levels")

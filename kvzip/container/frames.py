@@ -71,7 +71,7 @@ def parse_data_head(data: Any, at: int, size: fmt.FrameSize, header: Header, bou
         raise CorruptError(f"{block.planes[0]}, tokens {start}:{block.stop}: sections do not fit", code="kvz-section")
     if bound is not None and sum(lengths) > (most := bound(codec, block)):
         raise CorruptError(
-            f"{block.planes[0]}, tokens {start}:{block.stop}: {sum(lengths)} bytes of sections, its codec makes at most {most}",
+            f"{block.planes[0]}, tokens {start}:{block.stop}: {sum(lengths)} bytes, the codec's limit is {most}",
             code="kvz-bound",
         )
     return DataHead(block, codec, group, tags, lengths, size.total)
@@ -80,9 +80,10 @@ def parse_data_head(data: Any, at: int, size: fmt.FrameSize, header: Header, bou
 def open_data(buffer: np.ndarray, at: int, head: DataHead, offset: int, seed: int) -> Frame:
     """The whole frame that lies at ``buffer[at:]``, its checksum compared; ``offset`` is its place in the member."""
     end = at + head.total - fmt.CHECKSUM.size
-    (stored,) = fmt.CHECKSUM.unpack_from(buffer, end)
-    if xxhash.xxh3_64_intdigest(buffer[at:end], seed) != stored:
-        raise fmt.checksum_error(f"{head.block.planes[0]}, tokens {head.block.start}:{head.block.stop}: the frame", offset)
+    (stored,) = fmt.CHECKSUM.unpack_from(buffer.data, end)
+    if xxhash.xxh3_64_intdigest(buffer[at:end].data, seed) != stored:
+        block = head.block
+        raise fmt.checksum_error(f"{block.planes[0]}, tokens {block.start}:{block.stop}: the frame", offset)
     sections: dict[str, np.ndarray] = {}
     place = at + TABLE_AT + 8 * len(head.tags)
     for tag, length in zip(head.tags, head.lengths, strict=True):
@@ -92,7 +93,7 @@ def open_data(buffer: np.ndarray, at: int, head: DataHead, offset: int, seed: in
 
 
 def frame_buffer(length: int) -> np.ndarray:
-    """Room for ``length`` bytes at an address that is a multiple of 8, with the zero bytes behind that decoders may read."""
+    """Room for ``length`` bytes at an 8-byte aligned address, with the zero bytes behind that decoders may read."""
     buffer = np.empty((length + fmt.PADDING + 7) // 8, np.uint64).view(np.uint8)
     buffer[length:] = 0
     return buffer

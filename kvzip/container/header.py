@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from kvzip.cache import BLOCK_TOKENS, Block, Kind, Plane
 from kvzip.container import format as fmt
 from kvzip.errors import CorruptError, UnsupportedError
 
 _KINDS = get_args(Kind)
-_KNOWN = frozenset("block_tokens codecs files groups identity map planes producer".split())
+_KNOWN = frozenset(("block_tokens", "codecs", "files", "groups", "identity", "map", "planes", "producer"))
 
 
 @dataclass
 class Header:
     """What a reader must know before the first frame.
 
-    ``codecs`` are ``{"name", "config"}``; ``plane_codec[i]`` and ``specs[i]`` belong to ``planes[i]``. ``groups`` are the
-    plane tuples that frames hold, single planes if empty. ``files`` holds ``(relative path, exact header bytes)`` of each
-    source file. ``identity`` names the model and tokens. Unknown keys of a newer writer are kept in ``extra``.
+    ``codecs`` are ``{"name", "config"}``; ``plane_codec[i]`` and ``specs[i]`` (of ``Codec.describe``) belong to
+    ``planes[i]``. ``groups`` are the plane tuples that frames hold: single planes if not given. ``map`` is the layout's
+    JSON. ``files`` holds ``(relative path, exact header bytes)`` of each source file; ``identity`` names the model and
+    the tokens. Keys that a newer writer added are kept in ``extra``.
     """
 
     planes: tuple[Plane, ...]
@@ -109,7 +110,7 @@ class Header:
 
     @classmethod
     def from_bytes(cls, head: bytes, body: bytes) -> Header:
-        """Parse and check both parts. Raises CorruptError for contradictions, UnsupportedError for an unknown dtype or kind."""
+        """Parse and check both parts. Raises CorruptError; UnsupportedError for a kind or dtype that is unknown."""
         value = fmt.parse_json(head, "the header")
         codecs = _codecs(_get(value, "codecs", list))
         planes, plane_codec, specs = _planes(_get(value, "planes", dict), len(codecs))
@@ -158,7 +159,7 @@ def _column(value: dict[str, Any], key: str, high: int, count: int | None = None
         raise _bad(f"column {key!r} has {len(column)} entries, expected {count}")
     if not all(type(item) is int and 0 <= item <= high for item in column):
         raise _bad(f"column {key!r} holds something else than integers from 0 to {high}")
-    return column
+    return list(column)
 
 
 def _planes(value: dict[str, Any], codecs: int) -> tuple[tuple[Plane, ...], list[int], list[dict[str, Any]]]:
@@ -169,7 +170,7 @@ def _planes(value: dict[str, Any], codecs: int) -> tuple[tuple[Plane, ...], list
     layers = _column(value, "layer", (1 << 31) - 1, len(numbers))
     sequences = _column(value, "sequence", (1 << 31) - 1, len(numbers)) if "sequence" in value else [0] * len(numbers)
     planes = tuple(
-        Plane(index, layer, *rows[number][0], sequence)
+        replace(rows[number][0], index=index, layer=layer, sequence=sequence)
         for index, (layer, number, sequence) in enumerate(zip(layers, numbers, sequences, strict=True))
     )
     if sum(plane.nbytes for plane in planes) > fmt.MAX_CACHE_BYTES:
@@ -177,15 +178,17 @@ def _planes(value: dict[str, Any], codecs: int) -> tuple[tuple[Plane, ...], list
     return planes, [rows[number][1] for number in numbers], [rows[number][2] for number in numbers]
 
 
-def _class(row: Any, codecs: int) -> tuple[tuple[Any, ...], int, dict[str, Any]]:
+def _class(row: Any, codecs: int) -> tuple[Plane, int, dict[str, Any]]:
+    """What the planes of a class share: a plane to copy, its codec and its spec."""
     kind, dtype = _get(row, "kind", str), _get(row, "dtype", str)
     if kind not in _KINDS:
-        raise UnsupportedError(f"planes of kind {kind!r} need a newer kvzip; known: {', '.join(_KINDS)}", code="kvz-kind")
+        raise UnsupportedError(f"planes of kind {kind!r} need a newer kvzip", code="kvz-kind")
     if dtype not in fmt.DTYPES:
         raise UnsupportedError(f"planes of dtype {dtype!r} need a newer kvzip", code="kvz-dtype")
     tokens = _integer(row, "tokens", 0, fmt.MAX_CACHE_BYTES)
     heads, head_dim = (_integer(row, key, 0, (1 << 31) - 1) for key in ("heads", "head_dim"))
-    return (kind, tokens, heads, head_dim, dtype), _integer(row, "codec", 0, codecs - 1), _get(row, "spec", dict)
+    plane = Plane(0, 0, cast(Kind, kind), tokens, heads, head_dim, dtype)
+    return plane, _integer(row, "codec", 0, codecs - 1), _get(row, "spec", dict)
 
 
 def _groups(rows: list[Any], planes: tuple[Plane, ...], plane_codec: list[int]) -> tuple[tuple[Plane, ...], ...]:

@@ -67,11 +67,12 @@ class Index:
         chosen = wanted[self.array["group"]] & (self._stops > start)
         if stop is not None:
             chosen &= self.array["start"] < stop
-        return [self[number] for number in np.flatnonzero(chosen)]
+        return [self[int(number)] for number in np.flatnonzero(chosen)]
 
     @cached_property
     def _stops(self) -> np.ndarray:
-        return self.array["start"].astype(np.int64) + self.array["count"]
+        stops: np.ndarray = self.array["start"] + self.array["count"]
+        return stops
 
     def to_bytes(self) -> tuple[bytes, bytes]:
         """The frame's head and body."""
@@ -83,7 +84,7 @@ class Index:
 
     @classmethod
     def from_bytes(cls, header: Header, head: bytes, body: bytes, begin: int, end: int) -> Index:
-        """Parse and check against the geometry. ``begin`` and ``end``: the part of the member in which frames may lie."""
+        """Parse and check against the geometry; frames must lie between ``begin`` and ``end`` of the member."""
         if len(head) != fmt.INDEX_HEAD.size:
             raise _bad(f"its head has {len(head)} bytes, expected {fmt.INDEX_HEAD.size}")
         frames, tags, reserved = fmt.INDEX_HEAD.unpack(head)
@@ -92,7 +93,7 @@ class Index:
             raise _bad(f"{frames} frames and {tags} section tags do not fit its {len(body)} bytes")
         array = np.frombuffer(body, fmt.ENTRY, frames)
         rows = np.frombuffer(body, fmt.SECTION_TOTAL, tags, size)
-        sections = {fmt.section_tag(bytes(tag)): int(count) for tag, count in zip(rows["tag"], rows["bytes"], strict=True)}
+        sections = {fmt.section_tag(tag): count for tag, _, count in rows.tolist()}
         if len(sections) != tags or rows["reserved"].any():
             raise _bad("a section tag repeats, or a reserved field is not 0")
         index = cls(header, array, sections)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
-import xxhash
 
 from kvzip.container import format as fmt
 from kvzip.container.frames import Bound, Frame, check_data_size, frame_buffer, open_data, parse_data_head
@@ -44,7 +43,7 @@ class FrameReader:
             buffer: uint8, 8-byte aligned, to be reused; a new one is made if it has less than the run's bytes + 128.
 
         Returns:
-            One frame per entry, views into the buffer: sections start at multiples of 8, 128 zero bytes follow the last.
+            One frame per entry, views into the buffer: sections start at multiples of 8, 128 zero bytes follow all.
 
         Raises CorruptError naming the first frame that is damaged or is not what the index says.
         """
@@ -109,7 +108,7 @@ class Reader(FrameReader):
 
     @classmethod
     def open(cls, source: str | os.PathLike[str] | BinaryIO, member: int = 0) -> Reader:
-        """Open a path or a seekable stream. Raises CorruptError, UnsupportedError, OSError, or UsageError for a pipe."""
+        """Open a path or seekable stream. Raises CorruptError, UnsupportedError, OSError; UsageError for a pipe."""
         opened = Source(source)
         try:
             with fmt.naming(opened.name):

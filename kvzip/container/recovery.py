@@ -134,6 +134,8 @@ class _Scan:
             self.member.statistics = fmt.parse_json(head, "the statistics frame")
         elif size.kind == b"TAIL":
             self.member = None
+        elif not size.ancillary and size.kind != b"INDX":
+            self.member.damage.append(str(fmt.unknown_frame(size.kind, place)))
         return size.total
 
     def _head(self, position: int) -> int:

@@ -16,11 +16,11 @@ class Source:
     def __init__(self, source: str | os.PathLike[str] | BinaryIO) -> None:
         self._lock = threading.Lock()
         self._owned = isinstance(source, str | os.PathLike)
-        self._file: BinaryIO = open(source, "rb", buffering=0) if isinstance(source, str | os.PathLike) else source
+        self._file = io.FileIO(os.fspath(source)) if isinstance(source, str | os.PathLike) else source
         self.name = str(getattr(self._file, "name", "the stream"))
         if not self._file.seekable():
             self.close()
-            raise UsageError(f"{self.name} cannot be read at random: read it as a stream, or save it first", code="pipe")
+            raise UsageError(f"{self.name} cannot be read at random: save it as a file first", code="kvz-pipe")
         self.size = self._file.seek(0, io.SEEK_END)
         self._fd = self._descriptor()
 

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from kvzip.container import format as fmt
-from kvzip.container.frames import TABLE_AT, Bound, Frame, check_data_size, frame_buffer, open_data, parse_data_head
+from kvzip.container.frames import Bound, Frame, check_data_size, frame_buffer, open_data, parse_data_head
 from kvzip.container.header import Header
 from kvzip.container.index import Index, Totals
 from kvzip.errors import CorruptError
@@ -19,7 +19,7 @@ PIECE = 16 << 20
 
 
 class StreamReader:
-    """One member of a stream: ``header`` at once, then :meth:`frames`; after these ``statistics``, ``index`` and ``totals``."""
+    """One member of a stream: ``header`` at once, then :meth:`frames`; then ``statistics``, ``index``, ``totals``."""
 
     def __init__(self, stream: BinaryIO, name: str | None = None, prologue: bytes | None = None) -> None:
         self._stream = stream
@@ -42,11 +42,15 @@ class StreamReader:
             self._seed = self._checksum
 
     def frames(self, bound: Bound | None = None) -> Iterator[Frame]:
-        """The DATA frames in file order, each checked, each in a buffer of its own; then index and trailer are checked."""
+        """The DATA frames in file order, checked, each in a buffer of its own; then index and trailer are checked."""
         while not self.finished:
             with fmt.naming(self.name):
                 size, start = self._next()
-                frame = self._data(size, start, bound) if size.kind == b"DATA" else self._other(size, start)
+                frame = None
+                if size.kind == b"DATA":
+                    frame = self._data(size, start, bound)
+                else:
+                    self._other(size, start)
             if frame is not None:
                 yield frame
 
@@ -106,7 +110,7 @@ class StreamReader:
     def _whole(self, size: fmt.FrameSize, start: bytes) -> tuple[fmt.FrameSize, bytes, bytes]:
         position = self._position - fmt.FRAME.size
         fmt.check_size(size, position)
-        data = memoryview(self._fill(start, size.total))[: size.total]
+        data = self._fill(start, size.total).data[: size.total]
         (self._checksum,) = fmt.CHECKSUM.unpack(data[-fmt.CHECKSUM.size :])
         return size, *fmt.split_frame(data, size, position, self._seed)
 

@@ -10,10 +10,13 @@ import xxhash
 
 from kvzip.cache import Block
 from kvzip.container import format as fmt
-from kvzip.container.frames import pack_data_head
+from kvzip.container.frames import TABLE_AT, pack_data_head
 from kvzip.container.header import Header
 from kvzip.container.index import Index, Totals
 from kvzip.errors import CorruptError, UsageError
+
+MAX_SECTION_BYTES = fmt.MAX_DATA_FRAME - TABLE_AT - 16 * fmt.MAX_SECTIONS - fmt.CHECKSUM.size
+"""So that a DATA frame stays under 4 GiB whatever its section table and padding."""
 
 
 class Writer:
@@ -31,7 +34,9 @@ class Writer:
         self._totals = Totals()
         head, body = header.to_bytes()
         if len(head) > fmt.MAX_JSON or len(head) + len(body) > fmt.MAX_HEADER:
-            raise UsageError(f"a header of {len(head) + len(body)} bytes is beyond the format's limit", code="kvz-header")
+            raise UsageError(
+                f"a header of {len(head) + len(body)} bytes is beyond the format's limit", code="kvz-limit"
+            )
         try:
             Header.from_bytes(head, body)
         except CorruptError as error:
@@ -42,15 +47,17 @@ class Writer:
     def write_block(self, block: Block, codec: int, sections: Mapping[str, Any]) -> int:
         """Write one frame and return its length in bytes.
 
-        ``sections`` are contiguous byte buffers (uint8 arrays) by four-letter tag; they are written as they lie, not copied.
+        ``sections`` are contiguous byte buffers (uint8 arrays) by four-letter tag; they are not copied.
         """
         group = self._header.group_of[block.planes[0].index]
         if self._header.groups[group] != block.planes:
             raise ValueError(f"{block.planes[0]}: the block's planes are not a group of the header")
         self._header.block(group, block.start, block.tokens)
-        totals = self._totals.sections
         views = [memoryview(section) for section in sections.values()]
         lengths = [view.nbytes for view in views]
+        if codec >= len(self._header.codecs) or len(views) > fmt.MAX_SECTIONS or sum(lengths) > MAX_SECTION_BYTES:
+            raise ValueError(f"{block.planes[0]}: codec {codec} or its {len(views)} sections are beyond the format")
+        totals = self._totals.sections
         for tag, length in zip(sections, lengths, strict=True):
             totals[tag] = totals.get(tag, 0) + length
         offset = self._position
@@ -60,11 +67,11 @@ class Writer:
         return length
 
     def write_statistics(self, statistics: Mapping[str, Any]) -> None:
-        """Write what a lossy codec did, JSON values: floats are kept to 6 significant digits, NaN and infinities become null."""
+        """Write what a lossy codec did: JSON values, floats cut to 6 digits, NaN and infinities as null."""
         self._totals.statistics, _ = self._frame(b"stat", fmt.canonical_json(fmt.rounded(statistics)), b"")
 
     def close(self) -> Totals:
-        """Write index and trailer, flush, and return the bytes by component. Raises ValueError if a block is missing."""
+        """Write index and trailer, flush, return the bytes by component. Raises ValueError if a block is missing."""
         index = Index(self._header, np.array(self._rows, fmt.ENTRY), self._totals.sections)
         try:
             index.check_cover()
