@@ -91,7 +91,7 @@ class _Scan:
         self.found: list[Recovery] = []
         self.member: Recovery | None = None
         # A file made of frames that claim to overlap must not cost more than a few passes over it.
-        self.budget = 4 * source.size + (64 << 20)
+        self.budget = 4 * source.size + PIECE
 
     def run(self) -> list[Recovery]:
         position, size = 0, self.source.size
@@ -174,11 +174,13 @@ class _Scan:
 
     def _resynchronise(self, position: int) -> int:
         """The next multiple of 8 where a frame or prologue may start, or the file's end."""
+        window = 4096
         while position < self.source.size:
-            piece = self.source.read(position, min(PIECE, self.source.size - position))
+            piece = self.source.read(position, min(window, self.source.size - position))
             words = np.frombuffer(piece, "<u4", len(piece) // 4)[::2]
             hits = np.flatnonzero(np.isin(words, _STARTS))
             if len(hits):
                 return position + 8 * int(hits[0])
             position += len(piece)
+            window = min(2 * window, PIECE)
         return self.source.size

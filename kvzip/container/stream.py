@@ -14,7 +14,7 @@ from kvzip.container.header import Header
 from kvzip.container.index import Index, Totals
 from kvzip.errors import CorruptError
 
-PIECE = 16 << 20
+PIECE = 4 << 20
 """Bytes set aside before they have arrived: what a pipe claims is not believed."""
 
 

@@ -32,15 +32,15 @@ class Writer:
         self._position = 0
         self._rows: list[tuple[int, ...]] = []
         self._totals = Totals()
-        head, body = header.to_bytes()
+        try:
+            head, body = header.to_bytes()
+            Header.from_bytes(head, body)
+        except (CorruptError, ValueError) as error:
+            raise UsageError(f"the cache does not fit the format: {error}", code="kvz-header") from None
         if len(head) > fmt.MAX_JSON or len(head) + len(body) > fmt.MAX_HEADER:
             raise UsageError(
                 f"a header of {len(head) + len(body)} bytes is beyond the format's limit", code="kvz-limit"
             )
-        try:
-            Header.from_bytes(head, body)
-        except CorruptError as error:
-            raise UsageError(f"the cache does not fit the format: {error}", code=error.code) from None
         self._put(fmt.pack_prologue())
         self._totals.header, self._seed = self._frame(b"HEAD", head, body)
 
