@@ -1,8 +1,9 @@
 """How real files hold KV caches: one small module per producer, and detection that refuses to guess."""
 
 from kvzip.layouts.detect import LAYOUTS, find_layout, map_cache
-from kvzip.layouts.maps import CacheMap, Role, Slab, TensorMap
+from kvzip.layouts.maps import CacheMap
 from kvzip.layouts.restrict import Origin, Restriction, restrict
+from kvzip.layouts.slabs import Role, Slab, TensorMap
 
 __all__ = [
     "LAYOUTS",

@@ -65,8 +65,8 @@ def _problem(axes: Axes) -> str:
 class Grid:
     """The sizes of a tensor's axes, and what follows from them.
 
-    A *body* is what remains when the leading L, kv, B and 1 are taken off: each of their combinations (an *outer index*) is one
-    contiguous piece of the tensor. In the body, adjacent N and b count as one T.
+    A *body* is what remains when the leading L, kv, B and 1 are taken off: each of their combinations (an *outer
+    index*) is one contiguous piece of the tensor. In the body, adjacent N and b count as one T.
     """
 
     axes: Axes

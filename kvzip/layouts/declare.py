@@ -6,9 +6,10 @@ A declaration is ``PATTERN=AXES``, several of them joined by ``;``, or just ``AX
     layers.{L}.{kv}=H,T,D
     cache_k_{L}=T,H,D;cache_v_{L}=T,H,D
 
-In a pattern ``*`` stands for anything, ``{L}`` for the layer's number, ``{kv}`` for the usual words for keys and values (k, key,
-keys, v, value, values) and ``{a|b}`` for the words a and b for them. In a folder a pattern may also match path and name
-together: ``*layers.{L}.*/kv_cache``. Of several clauses that match a name, the first whose axes fit the tensor counts.
+In a pattern ``*`` stands for anything, ``{L}`` for the layer's number, ``{kv}`` for the usual words for keys and
+values (k, key, keys, key_cache, key_states and the like) and ``{a|b}`` for the words a and b in their place. In a
+folder a pattern may also match path and name together: ``*layers.{L}.*/kv_cache``. Of several clauses that match a
+name, the first whose axes fit the tensor counts.
 """
 
 from __future__ import annotations
@@ -16,19 +17,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
+from typing import ClassVar
 
 from kvzip.cache import Kind
 from kvzip.errors import UsageError
 from kvzip.layouts.axes import Axes, Grid, parse_axes, spell
-from kvzip.layouts.maps import Role, misfit
+from kvzip.layouts.slabs import Role, misfit
 from kvzip.tensorfile import TensorInfo, TensorSource
 
 _FIELD = re.compile(r"\*|\{L\}|\{kv\}|\{[^{}|]+\|[^{}|]+\}")
 _WORDS = {
     "*": ".*",
     "{L}": r"(?P<layer>\d{1,9})",
-    "{kv}": r"(?:(?P<key>[kK](?:eys?)?)|(?P<value>[vV](?:alues?)?))",
+    "{kv}": r"(?:(?P<key>[kK](?:eys?)?(?:_cache|_states?)?)|(?P<value>[vV](?:alues?)?(?:_cache|_states?)?))",
 }
 _LAYER_IN_NAME = re.compile(r"(?:layers?|blocks?)[._/-]?(\d{1,9})")
 _KEY_IN_NAME = re.compile(r"(?<![a-z])k(?:eys?)?(?![a-z])")
@@ -42,26 +44,30 @@ class Clause:
     pattern: str
     axes: Axes
 
-    @cached_property
-    def _regex(self) -> re.Pattern[str]:
-        parts, position = [], 0
-        for found in _FIELD.finditer(self.pattern):
-            parts.append(re.escape(self.pattern[position : found.start()]))
-            parts.append(_WORDS.get(found[0]) or _words(found[0]))
-            position = found.end()
-        parts.append(re.escape(self.pattern[position:]))
-        try:
-            return re.compile("".join(parts), re.DOTALL)
-        except re.error as error:
-            raise UsageError(
-                f"layout pattern {self.pattern!r}: a field appears twice", code="layout-pattern"
-            ) from error
-
     def match(self, tensor: TensorInfo) -> re.Match[str] | None:
-        return self._regex.fullmatch(tensor.label) or self._regex.fullmatch(tensor.name)
+        return _match(self.pattern, tensor.label) or _match(self.pattern, tensor.name)
 
     def __str__(self) -> str:
         return spell(self.axes) if self.pattern == "*" else f"{self.pattern}={spell(self.axes)}"
+
+
+@lru_cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    parts, position = [], 0
+    for found in _FIELD.finditer(pattern):
+        parts.append(re.escape(pattern[position : found.start()]))
+        parts.append(_WORDS.get(found[0]) or _words(found[0]))
+        position = found.end()
+    parts.append(re.escape(pattern[position:]))
+    try:
+        return re.compile("".join(parts), re.DOTALL)
+    except re.error as error:
+        raise UsageError(f"layout pattern {pattern!r}: a field appears twice", code="layout-pattern") from error
+
+
+@lru_cache(1 << 14)  # many clauses share a pattern, and every layout is tried on every name
+def _match(pattern: str, name: str) -> re.Match[str] | None:
+    return _regex(pattern).fullmatch(name)
 
 
 def _words(field: str) -> str:
@@ -76,6 +82,8 @@ class Layout:
     name: str
     summary: str
     clauses: tuple[Clause, ...]
+    partial: ClassVar[bool] = False
+    """Whether the file itself tells which layers are no KV, so that their absence is no surprise."""
 
     @classmethod
     def of(cls, name: str, summary: str, *declarations: str) -> Layout:
@@ -116,7 +124,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What the user says of the heads: their number, or the channels of one. It splits C axes and checks H and D axes."""
+    """What the user says of the heads, or of the channels of one: it splits C axes and checks H and D axes."""
 
     heads: int | None = None
     head_dim: int | None = None
@@ -178,8 +186,8 @@ def _kind_in(tensor: TensorInfo) -> Kind:
     is_key, is_value = bool(_KEY_IN_NAME.search(name)), bool(_VALUE_IN_NAME.search(name))
     if is_key == is_value:
         raise UsageError(
-            f"tensor {tensor}: its name does not say whether it holds keys or values; declare a pattern with {{kv}}, such as "
-            "'layers.{L}.{kv}=H,T,D', or with your own words, {k_part|v_part}",
+            f"tensor {tensor}: its name does not say whether it holds keys or values; declare a pattern, "
+            "such as 'layers.{L}.{kv}=H,T,D', or with your own words, 'layers.{L}.{ks|vs}=H,T,D'",
             code="layout-kind",
         )
     return "key" if is_key else "value"

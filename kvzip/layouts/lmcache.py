@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import Counter
 
 from kvzip.layouts.declare import Layout
-from kvzip.layouts.maps import misfit
 from kvzip.layouts.paged import BLOCKS_FIRST
+from kvzip.layouts.slabs import misfit
 from kvzip.tensorfile import TensorInfo, TensorSource
 
 BLOB = Layout.of("lmcache-blob", "LMCache's classic blob and its 0.1 disk chunks", "L,kv,T,H,D")

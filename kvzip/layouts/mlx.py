@@ -1,7 +1,8 @@
 """MLX prompt caches (``mlx_lm`` and servers built on it): ``{layer}.0`` holds the keys, ``{layer}.1`` the values.
 
-The file's metadata is a flattened list of three: ``0.{layer}`` the state of the layer's cache object, ``1.*`` the user's own, and
-``2.{layer}`` the name of its class. Layers of recurrent state and quantized layers (``{layer}.0.0`` and so on) are no K and V.
+The file's metadata is a flattened list of three: ``0.{layer}`` the state of the layer's cache object, ``1.*`` the
+user's own, and ``2.{layer}`` the name of its class. Layers of recurrent state and quantized layers (``{layer}.0.0``
+and so on) are no K and V.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from dataclasses import dataclass
 
 from kvzip.layouts.declare import Layout, Split, layers_text
-from kvzip.layouts.maps import Role
+from kvzip.layouts.slabs import Role
 from kvzip.tensorfile import TensorSource
 
 _PLAIN = re.compile(r"(?:KV|RotatingKV|ChunkedKV|ConcatenateKV|BatchKV|BatchRotatingKV)Cache(?:Simple)?")
@@ -21,6 +22,8 @@ _OFFSET_AT = {"RotatingKVCache": 2, "KVCache": 0, "KVCacheSimple": 0}
 
 @dataclass(frozen=True)
 class _MlxLayout(Layout):
+    partial = True
+
     def roles(self, source: TensorSource, split: Split) -> tuple[list[Role | None], list[str]]:
         roles, _ = super().roles(source, split)
         classes = _classes(source)
@@ -70,7 +73,7 @@ def _notices(source: TensorSource, layers: list[int], roles: list[Role | None]) 
     if padded:
         counts = ", ".join(sorted(set(padded.values())))
         notices.append(
-            f"layers {layers_text(list(padded))} are padded: {counts} tokens are in use; the padding is stored like tokens"
+            f"layers {layers_text(list(padded))} are padded: {counts} tokens are in use, the rest is stored like them"
         )
     return notices
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from kvzip.cache import Plane
 from kvzip.errors import UsageError
-from kvzip.layouts.maps import CacheMap, Role, TensorMap
+from kvzip.layouts.maps import CacheMap
+from kvzip.layouts.slabs import Role, TensorMap
 from kvzip.tensorfile import SourceFile, TensorInfo, header_bytes, parse_header
 
 
@@ -38,9 +39,9 @@ def restrict(
 ) -> Restriction:
     """Cut a cache to ``layers`` and ``tokens`` (steps of 1), each clipped to what is there.
 
-    Tokens count from the beginning of each plane, also where a sliding window has dropped older ones. Tensors of other layers
-    disappear, and so do files with none left; stacked tensors are cut; tensors that are no KV stay whole. Raises ``UsageError``
-    if nothing would be left, or if token blocks would have to be cut.
+    Tokens count from the beginning of each plane, also where a sliding window has dropped older ones. Tensors of
+    other layers disappear, and so do files with none left; stacked tensors are cut; tensors that are no KV stay
+    whole. Raises ``UsageError`` if nothing would be left, or if token blocks would have to be cut.
     """
     kept: list[tuple[TensorInfo, Role | None]] = []
     origins: list[Origin] = []
@@ -73,7 +74,7 @@ def _cut(
     block = grid.size("b")
     if start % block or stop % block:
         raise UsageError(
-            f"tensor {tensor} keeps tokens in blocks of {block}: --tokens {start}:{stop} must be cut at multiples of {block}",
+            f"tensor {tensor} keeps tokens in blocks of {block}: --tokens {start}:{stop} must be multiples of that",
             code="tokens-in-blocks",
         )
     sizes |= {axis: size for axis, size in (("T", stop - start), ("N", (stop - start) // block)) if axis in sizes}

@@ -6,7 +6,7 @@ from kvzip.layouts.axes import Grid
 from kvzip.layouts.declare import Layout
 from kvzip.tensorfile import TensorSource
 
-_NAMES = ("{kv}", "{kv}_cache", "{kv}_states", "past_{kv}", "cache_{kv}", "cache.{kv}")
+_NAMES = ("{kv}", "past_{kv}", "cache_{kv}", "cache.{kv}")
 _MOST_HEADS = 128
 
 HEADS_FIRST = Layout.of(

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: one tensor for the keys and one for the values of each layer, saved by hand under many names."""
+"""Hugging Face transformers: a tensor of keys and one of values per layer, saved by hand under many names."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from kvzip.layouts.declare import Layout
 from kvzip.tensorfile import TensorSource
 
 _NAMES = (
-    "*layers.{L}.{kv}",
+    "*.{L}.{kv}",
     "*layers.{L}.*.{kv}",
-    "past_key_values.{L}.{kv}",
-    "past_key_values.{L}.{key_states|value_states}",
-    "{kv}_cache.{L}",
-    "{kv}_cache_{L}",
-    "{kv}_cache.layers.{L}",
+    "past_key_values.{L}.{0|1}",
+    "{kv}.{L}",
+    "{kv}_{L}",
+    "{kv}{L}",
+    "{kv}.layers.{L}",
     "layer_{L}_{kv}",
     "layer_{L}.{kv}",
     "{L}.{kv}",
     "{L}_{kv}",
-    "{kv}.{L}",
-    "{kv}_{L}",
-    "{kv}{L}",
+    "cache_{kv}_l{L}",
 )
 
 PER_LAYER = Layout.of(

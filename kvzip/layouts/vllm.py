@@ -1,9 +1,9 @@
-"""vLLM's ExampleConnector (formerly SharedStorageConnector): a folder a prompt, a file ``kv_cache`` a layer, in several forms."""
+"""vLLM's ExampleConnector (formerly SharedStorageConnector): a folder per prompt, a file per layer, several forms."""
 
 from __future__ import annotations
 
 from kvzip.layouts.declare import Layout
-from kvzip.layouts.maps import misfit
+from kvzip.layouts.slabs import misfit
 from kvzip.tensorfile import TensorSource
 
 _NAME = "*layers.{L}.*/kv_cache"
@@ -20,8 +20,8 @@ LAYOUTS = (FLAT, TRITON, FUSED, MLA, TOKEN_FLAT, KV_HEADS)
 def detect(source: TensorSource) -> list[Layout]:
     """The forms that fit every layer, less those that another one explains better.
 
-    T is a multiple of the block size, so a first axis of 2 is that of keys and values; a second axis of 2 may be a model's two
-    heads, and then nothing but the user can tell.
+    T is a multiple of the block size, so a first axis of 2 is that of keys and values; a second axis of 2 may be a
+    model's two heads, and then nothing but the user can tell.
     """
     layers = [tensor for tensor in source.tensors if FLAT.clauses[0].match(tensor)]
     fits = [la for la in LAYOUTS if layers and not any(misfit(tensor, la.clauses[0].axes) for tensor in layers)]

@@ -1,6 +1,14 @@
 """Safetensors in and out: files, folders, pipes and arrays, with the exact header bytes kept."""
 
-from kvzip.tensorfile.header import DTYPES, TAGS, SourceFile, TensorInfo, header_bytes, parse_header, tensors_of
+from kvzip.tensorfile.header import (
+    DTYPES,
+    TAGS,
+    SourceFile,
+    TensorInfo,
+    header_bytes,
+    parse_header,
+    tensors_of,
+)
 from kvzip.tensorfile.sink import ArraySink, TensorSink, open_sink
 from kvzip.tensorfile.source import TensorSource, from_arrays, open_raw, open_tensors
 

@@ -65,8 +65,9 @@ TAGS = {dtype.numpy: tag for tag, dtype in DTYPES.items() if tag not in ("F4", "
 class TensorInfo:
     """A tensor as its file declares it.
 
-    ``tag`` is the dtype as spelt in the file; ``dtype`` its numpy or ml_dtypes name. ``offset`` is where the data begin in
-    file number ``file``, counted from the file's first byte. ``extra`` holds an entry's unknown keys (LMCache's ``fmt``).
+    ``tag`` is the dtype as spelt in the file; ``dtype`` its numpy or ml_dtypes name. ``offset`` is where the data
+    begin in file number ``file``, counted from the file's first byte. ``extra`` holds an entry's unknown keys
+    (LMCache's ``fmt``).
     """
 
     name: str
@@ -90,8 +91,8 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file of a source: its path relative to the folder ("" if it stands alone), the exact bytes before its data, and
-    its size in bytes. An empty header means raw bytes."""
+    """One file of a source: its path relative to the folder ("" if it stands alone), the exact bytes before its data,
+    and its size in bytes. An empty header means raw bytes."""
 
     path: str
     header: bytes = field(repr=False)
@@ -116,8 +117,8 @@ def read_length(prefix: bytes, name: str) -> int:
 def parse_header(header: bytes, name: str, *, file: int = 0, path: str = "") -> tuple[list[TensorInfo], dict[str, str]]:
     """Tensors, in the order of their data, and ``__metadata__`` of a header (length prefix included).
 
-    Raises ``CorruptError`` naming ``name`` and the tensor for whatever the safetensors library refuses: bad UTF-8 or JSON,
-    holes, overlaps, shapes that overflow or do not fit their byte range.
+    Raises ``CorruptError`` naming ``name`` and the tensor for whatever the safetensors library refuses: bad UTF-8 or
+    JSON, holes, overlaps, shapes that overflow or do not fit their byte range.
     """
     length = read_length(header, name)
     if len(header) != 8 + length:
@@ -155,7 +156,8 @@ def raw_tensor(path: str, size: int, *, file: int = 0) -> TensorInfo:
 
 
 def tensors_of(files: Sequence[SourceFile]) -> tuple[tuple[TensorInfo, ...], dict[str, str]]:
-    """Tensors in (file, offset) order and metadata of some files, from their headers alone, checked against their sizes.
+    """Tensors in (file, offset) order and metadata of some files, from their headers alone, checked against their
+    sizes.
 
     Raises ``CorruptError``: the headers may come from a ``.kvz`` and are not trusted.
     """
@@ -188,7 +190,8 @@ def check_size(name: str, header: int, tensors: Sequence[TensorInfo], size: int)
 def header_bytes(tensors: Iterable[TensorInfo], metadata: Mapping[str, str], alignment: int = 8) -> bytes:
     """A canonical header, length prefix included, for tensors whose data follow each other in the given order.
 
-    Only ``name``, ``tag``, ``shape`` and ``nbytes`` count. The JSON is padded with blanks to a multiple of ``alignment``.
+    Only ``name``, ``tag``, ``shape`` and ``nbytes`` count. The JSON is padded with blanks to a multiple of
+    ``alignment``.
     """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     position = 0

@@ -14,8 +14,7 @@ import numpy as np
 
 from kvzip.errors import CorruptError, RefusedError
 from kvzip.tensorfile.header import SourceFile, TensorInfo
-from kvzip.tensorfile.source import as_bytes
-
+from kvzip.tensorfile.readers import as_bytes
 
 _FORBIDDEN = "\\:\0" if os.name == "nt" else "\0"
 
@@ -33,8 +32,8 @@ class Writer(Protocol):
 class TensorSink:
     """Writes files whose headers and sizes are known from the start.
 
-    The headers are written at once (in a pipe: as soon as they are due). ``seekable`` tells whether :meth:`write_at` takes
-    pieces in any order and from several threads; otherwise they must come in order, without gaps.
+    The headers are written at once (in a pipe: as soon as they are due). ``seekable`` tells whether :meth:`write_at`
+    takes pieces in any order and from several threads; otherwise they must come in order, without gaps.
     """
 
     def __init__(self, files: Sequence[SourceFile], writers: Sequence[Writer]) -> None:
@@ -71,8 +70,8 @@ class TensorSink:
 def open_sink(target: str | Path | BinaryIO, files: Sequence[SourceFile]) -> TensorSink:
     """A sink for ``files``: a path (a folder where the files have paths, which is created), or a binary stream.
 
-    A stream on a regular file is written at its position and stays open; so does a pipe. Raises ``RefusedError`` for a folder
-    into a stream and ``CorruptError`` for file paths that lead out of the folder: they come from a file.
+    A stream on a regular file is written at its position and stays open; so does a pipe. Raises ``RefusedError`` for
+    a folder into a stream and ``CorruptError`` for file paths that lead out of the folder: they come from a file.
     """
     if not isinstance(target, (str, Path)):
         if len(files) != 1 or files[0].path:

@@ -11,11 +11,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Protocol, Self
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from kvzip.errors import CorruptError, LimitError, UnsupportedError, UsageError
+from kvzip.errors import CorruptError, UnsupportedError, UsageError
 from kvzip.tensorfile.header import (
     TAGS,
     SourceFile,
@@ -27,19 +27,16 @@ from kvzip.tensorfile.header import (
     raw_tensor,
     read_length,
 )
-
-_CHUNK = 1 << 20
-
-
-class Reader(Protocol):
-    """Random or forward-only access to the bytes of one file."""
-
-    seekable: bool
-
-    def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill ``buffer`` from ``offset`` on; returns the bytes read, fewer only at the end of the file."""
-
-    def close(self) -> None: ...
+from kvzip.tensorfile.readers import (
+    CHUNK,
+    ArrayReader,
+    FileReader,
+    OwnedPipe,
+    PipeReader,
+    Reader,
+    as_bytes,
+    open_reader,
+)
 
 
 class TensorSource:
@@ -71,7 +68,8 @@ class TensorSource:
     def read_into(self, file: int, offset: int, buffer: Any) -> None:
         """Fill a writable, C-contiguous buffer with the bytes of a file from ``offset`` (of the file's first byte) on.
 
-        A pipe only goes forward. Raises ``CorruptError`` if the file ends too early: a file may shrink while it is read.
+        A pipe only goes forward. Raises ``CorruptError`` if the file ends too early: a file may shrink while it is
+        read.
         """
         view = as_bytes(buffer)
         read = self._readers[file].read_into(offset, view)
@@ -120,9 +118,9 @@ class TensorSource:
 def open_tensors(source: str | Path | BinaryIO) -> TensorSource:
     """Open a safetensors file, a folder with everything in it, a binary stream, or standard input (``"-"``).
 
-    In a folder, files that are safetensors by content are opened as such, whatever their suffix; any other file counts as one
-    tensor of raw bytes. Symbolic links to files are read, those to folders are not followed. Raises ``CorruptError`` naming the
-    file, ``UsageError`` for what cannot be a source, and lets ``OSError`` through.
+    In a folder, files that are safetensors by content are opened as such, whatever their suffix; any other file
+    counts as one tensor of raw bytes. Symbolic links to files are read, those to folders are not followed. Raises
+    ``CorruptError`` naming the file, ``UsageError`` for what cannot be a source, and lets ``OSError`` through.
     """
     if isinstance(source, str) and source == "-":
         return _open_stream(sys.stdin.buffer, "standard input")
@@ -133,14 +131,15 @@ def open_tensors(source: str | Path | BinaryIO) -> TensorSource:
 
 
 def open_raw(path: str | Path, shape: Sequence[int], dtype: str) -> TensorSource:
-    """Open a file of raw bytes (LMCache ``.data``, SGLang ``.bin``) as one tensor ``kv`` of ``shape`` and numpy ``dtype``.
+    """Open a file of raw bytes (LMCache ``.data``, SGLang ``.bin``) as one tensor ``kv`` of ``shape`` and numpy
+    ``dtype``.
 
     Raises ``UsageError`` if the file's size is another.
     """
     if dtype not in TAGS:
         raise UsageError(f"unknown dtype {dtype!r}; known are {', '.join(sorted(TAGS))}", code="unknown-dtype")
     path = Path(path)
-    reader = _open_reader(path)
+    reader = open_reader(path)
     size = reader.size
     expected = math.prod(shape) * np.dtype(dtype).itemsize
     if size != expected:
@@ -153,8 +152,8 @@ def open_raw(path: str | Path, shape: Sequence[int], dtype: str) -> TensorSource
 def from_arrays(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None) -> TensorSource:
     """A source of numpy arrays, under the header that the safetensors library would write for them.
 
-    Arrays that are not C-contiguous are copied; the others are read in place. Raises ``UnsupportedError`` for a dtype that the
-    format lacks.
+    Arrays that are not C-contiguous are copied; the others are read in place. Raises ``UnsupportedError`` for a dtype
+    that the format lacks.
     """
     for name, array in arrays.items():
         if array.dtype.name not in TAGS:
@@ -165,130 +164,14 @@ def from_arrays(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | 
     infos = [TensorInfo(n, TAGS[a.dtype.name], a.dtype.name, a.shape, 0, a.nbytes) for n, a in whole.items()]
     header = header_bytes(infos, metadata or {})
     tensors, found = parse_header(header, "arrays")
-    reader = _ArrayReader([as_bytes(header), *(as_bytes(array) for array in whole.values())])
+    reader = ArrayReader([as_bytes(header), *(as_bytes(array) for array in whole.values())])
     return TensorSource("arrays", [SourceFile("", header, reader.size)], tensors, found, [reader])
-
-
-def as_bytes(buffer: Any) -> memoryview:
-    """The bytes of a C-contiguous buffer or array, of any dtype and shape, without a copy."""
-    if isinstance(buffer, np.ndarray):  # numpy exports no buffer of an ml_dtypes array
-        buffer = buffer.reshape(-1).view(np.uint8) if buffer.flags.c_contiguous else buffer
-    view = memoryview(buffer)
-    return view.cast("B") if view.nbytes else memoryview(bytearray(0))
-
-
-class _FileReader:
-    """A regular file: positioned reads, from any thread. Never mapped: a file that shrinks must be an error, no signal."""
-
-    seekable = True
-
-    def __init__(self, file: BinaryIO, base: int = 0) -> None:
-        self._file, self._base = file, base
-        self.size = os.fstat(file.fileno()).st_size - base
-
-    def read_into(self, offset: int, buffer: memoryview) -> int:
-        done = 0
-        while done < buffer.nbytes:
-            read = _pread(self._file, buffer[done:], self._base + offset + done)
-            if not read:
-                break
-            done += read
-        return done
-
-    def close(self) -> None:
-        self._file.close()
-
-
-if hasattr(os, "preadv"):
-
-    def _pread(file: BinaryIO, buffer: memoryview, offset: int) -> int:
-        return os.preadv(file.fileno(), [buffer], offset)
-
-else:  # Windows
-    import threading
-
-    _seek_lock = threading.Lock()
-
-    def _pread(file: BinaryIO, buffer: memoryview, offset: int) -> int:
-        with _seek_lock:
-            file.seek(offset)
-            return file.readinto(buffer) or 0  # type: ignore[attr-defined]
-
-
-class _PipeReader:
-    """A stream that only goes forward; bytes left out are read and dropped."""
-
-    seekable = False
-
-    def __init__(self, stream: BinaryIO, name: str) -> None:
-        self._stream, self._name = stream, name
-        self._position = 0
-
-    def read_into(self, offset: int, buffer: memoryview) -> int:
-        if offset < self._position:
-            raise UsageError(f"{self._name} is a pipe: byte {offset} has passed already", code="pipe-backwards")
-        scrap = memoryview(bytearray(min(_CHUNK, offset - self._position)))
-        while self._position < offset:
-            if not self._fill(scrap[: offset - self._position]):
-                return 0
-        return self._fill(buffer)
-
-    def _fill(self, buffer: memoryview) -> int:
-        done = 0
-        while done < buffer.nbytes:
-            read = self._stream.readinto(buffer[done:])  # type: ignore[attr-defined]
-            if not read:
-                break
-            done += read
-        self._position += done
-        return done
-
-    def close(self) -> None:
-        """The stream belongs to the caller."""
-
-
-class _ArrayReader:
-    """Pieces of memory, read as if they lay one after the other in a file."""
-
-    seekable = True
-
-    def __init__(self, pieces: Sequence[memoryview]) -> None:
-        self._pieces = [piece for piece in pieces if piece.nbytes]
-        self._starts = np.cumsum([0, *(piece.nbytes for piece in self._pieces)])
-        self.size = int(self._starts[-1])
-
-    def read_into(self, offset: int, buffer: memoryview) -> int:
-        wanted = max(0, min(buffer.nbytes, self.size - offset))
-        done = 0
-        while done < wanted:
-            number = int(np.searchsorted(self._starts, offset + done, side="right")) - 1
-            begin = offset + done - int(self._starts[number])
-            piece = self._pieces[number][begin : begin + wanted - done]
-            buffer[done : done + piece.nbytes] = piece
-            done += piece.nbytes
-        return done
-
-    def close(self) -> None:
-        self._pieces = []
-
-
-def _open_reader(path: Path) -> _FileReader:
-    try:
-        file = path.open("rb", buffering=0)
-    except OSError as error:
-        if error.errno in (23, 24):  # ENFILE, EMFILE
-            raise LimitError(f"{path}: too many open files; raise the limit (ulimit -n)", code="open-files") from error
-        raise
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise UsageError(f"{path} is no regular file", code="not-a-file")
-    return _FileReader(file)
 
 
 def _open_file(path: Path) -> TensorSource:
     if path.exists() and not path.is_file():  # a FIFO or a device
         return _open_stream(path.open("rb", buffering=0), str(path), owned=True)
-    reader = _open_reader(path)
+    reader = open_reader(path)
     try:
         return _single(str(path), reader, reader.size)
     except BaseException:
@@ -303,14 +186,9 @@ def _open_stream(stream: BinaryIO, name: str, *, owned: bool = False) -> TensorS
         regular = False
     if regular:  # `kvzip ... < file`: as good as a file, from where its position stands
         base = stream.tell()
-        reader = _FileReader(os.fdopen(os.dup(stream.fileno()), "rb", buffering=0), base)
+        reader = FileReader(os.fdopen(os.dup(stream.fileno()), "rb", buffering=0), base)
         return _single(name, reader, reader.size)
-    return _single(name, _OwnedPipe(stream, name) if owned else _PipeReader(stream, name), None)
-
-
-class _OwnedPipe(_PipeReader):
-    def close(self) -> None:
-        self._stream.close()
+    return _single(name, OwnedPipe(stream, name) if owned else PipeReader(stream, name), None)
 
 
 def _single(name: str, reader: Reader, size: int | None) -> TensorSource:
@@ -333,7 +211,7 @@ def _read_header(reader: Reader, name: str, size: int | None) -> bytes:
         )
     header = prefix
     while len(header) < 8 + length:  # by pieces: a pipe's declared length is not to be trusted with memory
-        piece = bytearray(min(_CHUNK, 8 + length - len(header)))
+        piece = bytearray(min(CHUNK, 8 + length - len(header)))
         read = reader.read_into(len(header), memoryview(piece))
         header += piece[:read]
         if read < len(piece):
@@ -356,10 +234,10 @@ def _open_folder(folder: Path) -> TensorSource:
     files: list[SourceFile] = []
     tensors: list[TensorInfo] = []
     metadata: dict[str, str] = {}
-    readers: list[_FileReader] = []
+    readers: list[FileReader] = []
     try:
         for path in _walk(folder):
-            reader = _open_reader(folder / path)
+            reader = open_reader(folder / path)
             readers.append(reader)
             header, found, its_metadata = _open_member(folder, path, reader, len(files))
             files.append(SourceFile(path, header, reader.size))
@@ -395,7 +273,7 @@ def _raise(error: OSError) -> None:
 
 
 def _open_member(
-    folder: Path, path: str, reader: _FileReader, index: int
+    folder: Path, path: str, reader: FileReader, index: int
 ) -> tuple[bytes, list[TensorInfo], dict[str, str]]:
     name = str(folder / path)
     start = bytearray(9)
