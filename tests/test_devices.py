@@ -77,6 +77,18 @@ def test_threads_may_launch_at_once_on_one_device() -> None:
 
 
 @pytest.mark.usefixtures("native")
+def test_python_goes_on_while_a_kernel_runs() -> None:
+    """Promise: a launch releases the GIL, so that reading and writing go on beside it."""
+    arguments = "probe_spin", 1024, np.uint32(1_000_000), np.zeros(1024, np.uint32)
+    kernel = threading.Thread(target=Cpu(1).launch, args=arguments)
+    kernel.start()
+    steps = 0
+    while kernel.is_alive():
+        steps += 1
+    assert steps > 10_000
+
+
+@pytest.mark.usefixtures("native")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_forked_child_can_launch() -> None:
