@@ -128,16 +128,27 @@ template <class T>
 FN void store_uniform(T* p, T v) {
   *p = v;
 }
-// The first `count` lanes from memory, the others 0.
+FN vu16 load_lanes(const u8* p) { return load_u8(p); }
+FN void store_lanes(u8* p, vu16 v) { store_u8(p, v); }
+// The first `count` lanes from memory, the others 0; and into memory.
 template <class T>
 FN auto load_some(const T* p, u32 count) {
   decltype(load_lanes(p)) v = {};
   for (u32 l = 0; l < count; ++l) v[l] = p[l];
   return v;
 }
+template <class T, class V>
+FN void store_some(T* p, V v, u32 count) {
+  for (u32 l = 0; l < count; ++l) p[l] = (T)v[l];
+}
 // table[index of the lane]
 FN vu16 gather_u16(const u16* table, vu32 index) {
   vu16 v;
+  for (int l = 0; l < 32; ++l) v[l] = table[index[l]];
+  return v;
+}
+FN vf32 gather_f32(const float* table, vu32 index) {
+  vf32 v;
   for (int l = 0; l < 32; ++l) v[l] = table[index[l]];
   return v;
 }
@@ -175,6 +186,8 @@ FN void warp_copy(T* to, const T* from, u64 count) {
 // idle: they load 0 and store nothing. Inside one head the lanes are contiguous (`whole`), else each has its own offset.
 template <class E>
 struct Column {
+  typedef typename E::raw raw;
+  typedef typename E::vraw vraw;
   u8* base;
   i64 token_stride;
   u32 active;
@@ -186,32 +199,31 @@ struct Column {
     u32 first = group * LANES, channels = plane.heads * plane.head_dim;
     c.active = channels - first < LANES ? channels - first : LANES;
     c.token_stride = plane.token_stride;
-    bool joined = plane.head_stride == (i64)(plane.head_dim * sizeof(typename E::raw));
+    bool joined = plane.head_stride == (i64)(plane.head_dim * sizeof(raw));
     c.whole = c.active == LANES && (joined || first % plane.head_dim + LANES <= plane.head_dim);
     c.base = (u8*)plane.data;
-    for (u32 l = 0; l < LANES; ++l) {
+    for (u32 l = 0; l < (c.whole ? 1 : LANES); ++l) {
       u32 channel = first + (l < c.active ? l : 0);
-      c.offsets[l] = (i64)(channel / plane.head_dim) * plane.head_stride + (i64)(channel % plane.head_dim) * (i64)sizeof(typename E::raw);
+      c.offsets[l] = (i64)(channel / plane.head_dim) * plane.head_stride + (i64)(channel % plane.head_dim) * (i64)sizeof(raw);
     }
     return c;
   }
   METHOD vm32 idle() const { return (vm32)(lane_ids() >= active); }
   template <bool WHOLE>
-  METHOD typename E::vraw load(u32 token) const {
-    typedef typename E::vraw vraw;
+  METHOD vraw load(u32 token) const {
     const u8* p = base + (i64)token * token_stride;
     if (WHOLE) return load_as<vraw>(p + offsets[0]);
     vraw v = {};
-    for (u32 l = 0; l < active; ++l) v[l] = *(const typename E::raw*)(p + offsets[l]);
+    for (u32 l = 0; l < active; ++l) v[l] = *(const raw*)(p + offsets[l]);
     return v;
   }
   template <bool WHOLE>
-  METHOD void store(u32 token, typename E::vraw v) const {
+  METHOD void store(u32 token, vraw v) const {
     u8* p = base + (i64)token * token_stride;
     if (WHOLE)
       __builtin_memcpy(p + offsets[0], &v, sizeof v);
     else
-      for (u32 l = 0; l < active; ++l) *(typename E::raw*)(p + offsets[l]) = v[l];
+      for (u32 l = 0; l < active; ++l) *(raw*)(p + offsets[l]) = v[l];
   }
 };
 

@@ -76,11 +76,20 @@ template <class T>
 FN void store_uniform(T* p, T v) {
   if (lane() == 0) *p = v;
 }
+FN vu16 load_lanes(const u8* p) { return p[lane()]; }
+FN void store_lanes(u8* p, vu32 v) { p[lane()] = (u8)v; }
+// The first `count` lanes from memory, the others 0; and into memory.
 template <class T>
-FN vu32 load_some(const T* p, bool active) {
-  return active ? p[lane()] : 0;
+FN vu32 load_some(const T* p, u32 count) {
+  return lane() < count ? p[lane()] : 0;
+}
+template <class T>
+FN void store_some(T* p, vu32 v, u32 count) {
+  if (lane() < count) p[lane()] = (T)v;
 }
 FN vu16 gather_u16(const u16* table, vu32 index) { return table[index]; }
+FN vf32 gather_f32(const float* table, vu32 index) { return table[index]; }
+FN vf32 gather_f32(const float* table, vu32 index) { return table[index]; }
 FN vu32 gather_row_u32(const u32* table, vu16 row) { return table[row * 32 + lane()]; }
 FN void count_row_u16(u16* table, vu16 row) { ++table[row * 32 + lane()]; }
 template <class T>
@@ -94,27 +103,28 @@ template <class E>
 struct Column {
   u8* base;
   i64 token_stride;
-  bool active;
+  u32 active;  // how many lanes have a channel
   enum : bool { whole = false };
 
   static METHOD Column make(const Plane& plane, u32 group) {
     Column c;
     u32 channel = group * LANES + lane();
-    c.active = channel < plane.heads * plane.head_dim;
-    if (!c.active) channel = 0;
+    u32 left = plane.heads * plane.head_dim - group * LANES;
+    c.active = left < LANES ? left : LANES;
+    if (lane() >= c.active) channel = 0;
     c.token_stride = plane.token_stride;
     c.base = (u8*)plane.data + (i64)(channel / plane.head_dim) * plane.head_stride +
              (i64)(channel % plane.head_dim) * (i64)sizeof(typename E::raw);
     return c;
   }
-  METHOD vm32 idle() const { return !active; }
+  METHOD vm32 idle() const { return lane() >= active; }
   template <bool WHOLE>
   METHOD typename E::vraw load(u32 token) const {
-    return active ? *(const typename E::raw*)(base + (i64)token * token_stride) : 0;
+    return lane() < active ? *(const typename E::raw*)(base + (i64)token * token_stride) : 0;
   }
   template <bool WHOLE>
   METHOD void store(u32 token, typename E::vraw v) const {
-    if (active) *(typename E::raw*)(base + (i64)token * token_stride) = (typename E::raw)v;
+    if (lane() < active) *(typename E::raw*)(base + (i64)token * token_stride) = (typename E::raw)v;
   }
 };
 

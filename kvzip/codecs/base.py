@@ -11,7 +11,9 @@ from kvzip.cache import Block, Plane
 from kvzip.devices.base import Array, Device
 
 Sections = Mapping[str, Array]
-"""What a block becomes: byte arrays (uint8, on the device) by four-letter tag, in the order in which they are stored."""
+"""What a block becomes: byte arrays (uint8, on the device) by four-letter tag, in the order in which they are
+stored.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,8 @@ class Batch:
     """What one kernel launch codes: some blocks, 8-32 MB together, that share dtype, heads and head_dim.
 
     ``arrays`` holds one device array ``[tokens, heads, head_dim]`` per plane of each block, in the order of
-    ``(block, plane)``. The last axis is contiguous; tokens and heads may have any stride: the arrays are views into the file's own
-    memory order. Encoders read them, decoders fill them.
+    ``(block, plane)``. The last axis is contiguous; tokens and heads may have any stride: the arrays are views into
+    the file's own memory order. Encoders read them, decoders fill them.
     """
 
     blocks: list[Block]
@@ -50,8 +52,8 @@ class Batch:
 class Codec(ABC):
     """A compression method with its parameters. Subclasses are small; the work is in kernels.
 
-    A subclass sets ``name``, takes its parameters as keyword arguments of ``__init__``, gives them back in :meth:`config`, and stands in
-    the entry-point group ``kvzip.codecs``. See ``docs/adding-a-codec.md``.
+    A subclass sets ``name``, takes its parameters as keyword arguments of ``__init__``, gives them back in
+    :meth:`config`, and stands in the entry-point group ``kvzip.codecs``. See ``docs/adding-a-codec.md``.
     """
 
     name: ClassVar[str]
@@ -66,7 +68,9 @@ class Codec(ABC):
         return cls(**config)
 
     def bind(self, planes: Sequence[Plane]) -> Self:
-        """A codec with every choice that depends on the cache (bins per layer, say) made and fixed in :meth:`config`."""
+        """A codec with every choice that depends on the cache (bins per layer, say) made and fixed in
+        :meth:`config`.
+        """
         return self
 
     def supports(self, plane: Plane) -> bool:
@@ -93,7 +97,7 @@ class Codec(ABC):
     def decode(self, batch: Batch, sections: Sequence[Sections], device: Device) -> None:
         """Fill ``batch.arrays`` from one mapping of sections per block.
 
-        Sections come straight from a file: their lengths and contents are untrusted. Raises ``CorruptError`` on anything
-        that does not fit, naming the block; never reads or writes outside the given arrays.
+        Sections come straight from a file: their lengths and contents are untrusted. Raises ``CorruptError`` on
+        anything that does not fit, naming the block; never reads or writes outside the given arrays.
         Each section starts at a multiple of 8 bytes, and at least 128 readable bytes follow the last one.
         """

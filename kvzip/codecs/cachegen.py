@@ -1,7 +1,7 @@
 """CacheGen: LMCache's quantization, bit for bit, with a better entropy coder behind it.
 
-A token's channels are divided by the largest magnitude among them and rounded to ``bins - 1`` symbols (Liu et al., SIGCOMM
-2024, arXiv:2310.07240, as LMCache 0.5.6 does it): the symbols are LMCache's own. They are coded by rANS with a
+A token's channels are divided by the largest magnitude among them and rounded to ``bins - 1`` symbols (Liu et al.,
+SIGCOMM 2024, arXiv:2310.07240, as LMCache 0.5.6 does it): the symbols are LMCache's own. They are coded by rANS with a
 12-bit table index per channel in place of a table. Each block holds
 
     TOKN  per tile of 32 tokens: entries of the max tensor, packed to their spread, and the mask of exact tokens
@@ -25,6 +25,7 @@ from kvzip.cache import Block, Plane
 from kvzip.codecs.base import Batch, Codec, Encoded, Errors, Sections
 from kvzip.coding import bins as schedule
 from kvzip.coding import rans
+from kvzip.coding.sections import SectionReader, as_bytes, total_errors
 from kvzip.coding.tables import MAX_SYMBOLS, TABLE_BITS
 from kvzip.devices.base import Array, Device
 from kvzip.devices.descriptors import ELEMENT_SUFFIX, describe_planes
@@ -55,9 +56,7 @@ class CacheGen(Codec):
 
     name = "cachegen"
 
-    def __init__(
-        self, *, k_bins: str | None = None, v_bins: str | None = None, level: int = 5, sinks: int = 1
-    ) -> None:
+    def __init__(self, *, k_bins: str | None = None, v_bins: str | None = None, level: int = 5, sinks: int = 1) -> None:
         if not 1 <= level <= 9:
             raise UsageError(f"level must be 1 to 9, got {level}")
         if sinks < 0:
@@ -129,11 +128,16 @@ class CacheGen(Codec):
 
         index = xp.empty((count, groups, TABLE_BITS), np.uint32)
         states = xp.empty((count, groups, rans.STATE_WORDS), np.uint32)
-        raw = xp.empty(sum(_raw_words(block, groups, fields) for block, fields in zip(batch.blocks, blocks, strict=True)), np.uint32)
+        raw = xp.empty(
+            sum(_raw_words(block, groups, fields) for block, fields in zip(batch.blocks, blocks, strict=True)),
+            np.uint32,
+        )
         errors = device.scratch("cachegen.errors", (count, groups, 3), np.float32)
         blocks["tables"] = device.address(index) + np.arange(count) * (groups * TABLE_BITS * 4)
         blocks["states"] = device.address(states) + np.arange(count) * (groups * rans.STATE_WORDS * 4)
-        raw_starts = _starts([_raw_words(block, groups, fields) for block, fields in zip(batch.blocks, blocks, strict=True)])
+        raw_starts = _starts(
+            [_raw_words(block, groups, fields) for block, fields in zip(batch.blocks, blocks, strict=True)]
+        )
         blocks["raw"] = device.address(raw) + raw_starts[:-1] * 4
         capacity = rans.word_capacity(tiles * TILE)
         words = device.scratch("cachegen.words", (count * groups, capacity), np.uint16)
@@ -155,17 +159,17 @@ class CacheGen(Codec):
             kept = _exact_tokens(exact_masks[i])
             sections: dict[str, Array] = {
                 "TOKN": tokens[token_starts[i] : token_starts[i + 1]],
-                "TABL": _bytes(index[i]),
-                "STAT": _bytes(states[i]),
+                "TABL": as_bytes(index[i]),
+                "STAT": as_bytes(states[i]),
                 "STRM": streams[stream_starts[i] : stream_starts[i + 1]],
             }
             if blocks["raw_bits"][i]:
                 rows = (block.tokens - len(kept)) * groups * int(blocks["raw_bits"][i])
-                sections["RAWB"] = _bytes(raw[raw_starts[i] : raw_starts[i] + rows])
+                sections["RAWB"] = as_bytes(raw[raw_starts[i] : raw_starts[i] + rows])
             if len(kept) > _riders(block.plane):
                 array = batch.arrays[i]
-                sections["ROWS"] = _bytes(xp.ascontiguousarray(array[device.to_device(kept[_riders(block.plane) :])]))
-            encoded.append(Encoded(sections, [Errors(*rans.total_errors(sums[i]))]))
+                sections["ROWS"] = as_bytes(xp.ascontiguousarray(array[device.to_device(kept[_riders(block.plane) :])]))
+            encoded.append(Encoded(sections, [Errors(*total_errors(sums[i]))]))
         return encoded
 
     # ------------------------------------------------------------------------------------------------------- decoding
@@ -175,7 +179,7 @@ class CacheGen(Codec):
         groups, suffix = rans.groups_of(batch.blocks[0].plane), ELEMENT_SUFFIX[batch.blocks[0].plane.dtype]
         blocks, tables = self._describe(batch, device)
         for fields, block, parts in zip(blocks, batch.blocks, sections, strict=True):
-            reader = rans.SectionReader(block, parts, device)
+            reader = SectionReader(block, parts, device)
             fields["token_words"], fields["token_word_count"] = reader.array("TOKN", 4)
             fields["tables"], _ = reader.array("TABL", 4, exactly=groups * TABLE_BITS)
             fields["states"], _ = reader.array("STAT", 4, exactly=groups * rans.STATE_WORDS)
@@ -226,10 +230,6 @@ def _raw_words(block: Block, groups: int, fields: np.void) -> int:
 
 def _starts(sizes: Sequence[int]) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-
-
-def _bytes(array: Array) -> Array:
-    return array.reshape(-1).view(np.uint8)
 
 
 def _exact_tokens(masks: np.ndarray) -> np.ndarray:

@@ -1,22 +1,21 @@
-"""What codecs on interleaved rANS share: sizes, table families on the device, runs put together, sections checked.
+"""What codecs on interleaved rANS share: sizes, table families on the device, runs put together, faults reported.
 
 The coder itself is kernels/rans.h; its format is normative in docs/format.md.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 
-from kvzip.cache import Block, Plane
-from kvzip.codecs.base import Batch, Sections
+from kvzip.cache import Plane
+from kvzip.codecs.base import Batch
 from kvzip.coding import tables
+from kvzip.coding.sections import corrupt_block
 from kvzip.devices.base import Array, Device
-from kvzip.errors import CorruptError
 
 LANES = 32
 STATE_WORDS = 1 + LANES
@@ -37,7 +36,9 @@ def groups_of(plane: Plane) -> int:
 
 
 def word_capacity(tokens: int) -> int:
-    """The most 16-bit words that ``tokens`` symbols in 32 lanes can take, 12 bits each, and what a write may run over."""
+    """The most 16-bit words that ``tokens`` symbols in 32 lanes can take, 12 bits each, and what a write may run
+    over.
+    """
     return tokens * LANES * tables.SCALE_BITS // 16 + 2 * LANES
 
 
@@ -85,50 +86,6 @@ def gather_runs(
         device.to_device(halves.astype(np.uint32)),
     )
     return joined, ends[::per_block]
-
-
-def total_errors(sums: np.ndarray) -> tuple[float, float, float]:
-    """Squared error and energy summed, largest error, of ``[warps, 3]``; exactly rounded, whatever the order."""
-    return math.fsum(sums[:, 0].tolist()), math.fsum(sums[:, 1].tolist()), float(sums[:, 2].max(initial=0.0))
-
-
-class SectionReader:
-    """Takes the sections of one block apart, trusting nothing."""
-
-    def __init__(self, block: Block, sections: Sections, device: Device) -> None:
-        self._block = block
-        self._sections = dict(sections)
-        self._device = device
-
-    def array(self, tag: str, itemsize: int, *, exactly: int | None = None, optional: bool = False) -> tuple[int, int]:
-        """The address of a section and the number of items in it; (0, 0) where an optional one is missing.
-
-        Raises:
-            CorruptError: the section is missing, is no whole number of items, or has not ``exactly`` that many.
-        """
-        section = self._sections.pop(tag, None)
-        if section is None:
-            if optional:
-                return 0, 0
-            raise self._corrupt(f"section {tag} is missing")
-        count, rest = divmod(section.nbytes, itemsize)
-        if rest or (exactly is not None and count != exactly):
-            expected = f"{exactly * itemsize}" if exactly is not None else f"a multiple of {itemsize}"
-            raise self._corrupt(f"section {tag} has {section.nbytes} bytes, expected {expected}")
-        return self._device.address(section), count
-
-    def done(self) -> None:
-        """Raises CorruptError if a section is left over."""
-        if self._sections:
-            raise self._corrupt(f"unknown section {', '.join(self._sections)}")
-
-    def _corrupt(self, what: str) -> CorruptError:
-        return corrupt_block(self._block, what)
-
-
-def corrupt_block(block: Block, what: str) -> CorruptError:
-    planes = ", ".join(map(str, block.planes))
-    return CorruptError(f"{planes}, tokens {block.start}:{block.stop}: {what}", code="corrupt-block")
 
 
 def check_status(status: np.ndarray, batch: Batch) -> None:

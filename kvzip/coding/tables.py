@@ -1,13 +1,13 @@
 """The table family: 64 deviations x 64 means of a discretized normal distribution, for one alphabet size.
 
-A channel's symbols are coded with one of 4096 tables, so that it costs 12 bits to tell which, where an exact table of 33
-counts costs 528. On real caches the family is within 0.02 bits a symbol of exact adaptive coding. Everything is
+A channel's symbols are coded with one of 4096 tables, so that it costs 12 bits to tell which, where an exact table of
+33 counts costs 528. On real caches the family is within 0.02 bits a symbol of exact adaptive coding. Everything is
 made of integers: the tables are the same on every machine, as the format needs.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -25,12 +25,12 @@ SCALE = 1 << SCALE_BITS
 MAX_SYMBOLS = 32
 
 
-@lru_cache(maxsize=None)
+@cache
 def family(symbols: int) -> np.ndarray:
     """Cumulative counts, uint16 ``[4096, 33]``, of the tables for an alphabet of ``symbols`` (1 to 32).
 
-    Every symbol of the alphabet has a frequency of at least 1; the entries after the last symbol are 4096. Mean ``i`` stands
-    at ``i * (symbols - 1) / 63``; the outermost symbols take the tails.
+    Every symbol of the alphabet has a frequency of at least 1; the entries after the last symbol are 4096. Mean ``i``
+    stands at ``i * (symbols - 1) / 63``; the outermost symbols take the tails.
     """
     if not 1 <= symbols <= MAX_SYMBOLS:
         raise ValueError(f"an alphabet has 1 to {MAX_SYMBOLS} symbols, not {symbols}")
@@ -41,7 +41,10 @@ def family(symbols: int) -> np.ndarray:
     twice_distance = (2 * edge + 1) * (SIDE - 1) - 2 * mean * (symbols - 1)
     z = twice_distance * (CDF_STEPS << 32) // (2 * (SIDE - 1) * deviation)
     below = _normal_cdf(z)
-    ends = np.broadcast_to(np.int64(0), (*below.shape[:2], 1)), np.broadcast_to(np.int64(1 << CDF_BITS), (*below.shape[:2], 1))
+    ends = (
+        np.broadcast_to(np.int64(0), (*below.shape[:2], 1)),
+        np.broadcast_to(np.int64(1 << CDF_BITS), (*below.shape[:2], 1)),
+    )
     mass = np.diff(np.concatenate([ends[0], below, ends[1]], axis=2), axis=2)
     frequency = (mass * (SCALE - symbols) >> CDF_BITS) + 1
     # What rounding left over goes to the likeliest symbol, the first of equals.
@@ -55,7 +58,7 @@ def family(symbols: int) -> np.ndarray:
     return tables
 
 
-@lru_cache(maxsize=None)
+@cache
 def costs(symbols: int) -> np.ndarray:
     """What each symbol costs under each table, in 1/256 bits: uint16 ``[4096, 32]``; 0 beyond the alphabet."""
     frequency = np.diff(family(symbols).astype(np.int64), axis=1)
@@ -64,18 +67,21 @@ def costs(symbols: int) -> np.ndarray:
     return cost
 
 
-@lru_cache(maxsize=None)
+@cache
 def variance_thresholds() -> np.ndarray:
     """Where one deviation gives way to the next: uint32 ``[63]``, variances of symbols in 1/4096.
 
-    Rounding to symbols adds 1/12 to a variance (Sheppard's correction); the product of neighbours is the geometric mean.
+    Rounding to symbols adds 1/12 to a variance (Sheppard's correction); the product of neighbours is the geometric
+    mean.
     """
     deviation = np.array(DEVIATIONS, np.int64)
     return (deviation[:-1] * deviation[1:] // 2**20 + 4096 // 12).astype(np.uint32)
 
 
 def _normal_cdf(z: np.ndarray) -> np.ndarray:
-    """The normal distribution by linear interpolation of the committed table; z in 1/65536 steps, result in 2^-CDF_BITS."""
+    """The normal distribution by linear interpolation of the committed table; z in 1/65536 steps, result in
+    2^-CDF_BITS.
+    """
     table = np.array(CDF, np.int64)
     limit = (len(CDF) - 1) << 16
     magnitude = np.minimum(np.abs(z), limit - 1)
@@ -85,7 +91,9 @@ def _normal_cdf(z: np.ndarray) -> np.ndarray:
 
 
 def _log2(x: np.ndarray) -> np.ndarray:
-    """log2 of positive integers below 2^31, in 1/256, rounded down: the bit length, then one squaring per binary place."""
+    """log2 of positive integers below 2^31, in 1/256, rounded down: the bit length, then one squaring per binary
+    place.
+    """
     whole = np.zeros_like(x)
     for shift in (16, 8, 4, 2, 1):
         whole += np.where(x >> (whole + shift), shift, 0)

@@ -27,9 +27,10 @@ class Device(ABC):
         """Run ``kernel`` for warps ``0..warps-1``.
 
         Arguments are device arrays (passed as pointers; must be C-contiguous) and numpy scalars (passed by value with
-        their own type: ``np.int32``, ``np.uint32``, ``np.uint64``, ``np.float32``). Returns when the results may be used by
-        the next launch or by :meth:`to_host`. Every kernel has the signature ``(first warp, last warp, arguments...)`` on
-        the CPU and ``(warps, arguments...)`` under CUDA, both made by the macro ``KERNEL`` in ``kernels/warp.h``.
+        their own type: ``np.int32``, ``np.uint32``, ``np.uint64``, ``np.float32``). Returns when the results may be
+        used by the next launch or by :meth:`to_host`. Every kernel has the signature ``(first warp, last warp,
+        arguments...)`` on the CPU and ``(warps, arguments...)`` under CUDA, both made by the macro ``KERNEL`` in
+        ``kernels/warp.h``.
         """
 
     @abstractmethod

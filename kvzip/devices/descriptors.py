@@ -37,4 +37,6 @@ def describe_planes(arrays: Sequence[Array], device: Device) -> np.ndarray:
 
 
 ELEMENT_SUFFIX = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
-"""The element types that kernels come in, by their names in the kernels' names (FOR_ELEMENT_TYPES in kernels/warp.h)."""
+"""The element types that kernels come in, by their names in the kernels' names (FOR_ELEMENT_TYPES in
+kernels/warp.h).
+"""

@@ -1,0 +1,215 @@
+// 8-bit floats (Micikevicius et al., arXiv:2209.05433): encode, decode, and the maxima from which scales are made.
+//
+// One warp takes a tile of tokens of one plane. Encoded bytes lie token-major, [tokens][channels]. A scale belongs to a
+// token, a head, both or the whole block: it is found at scales[token * token_step + head * head_step].
+#include "warp.h"
+
+struct Fp8Block {
+  u64 bytes;   // u8 [tokens][channels]
+  u64 scales;  // float
+  u32 token_step, head_step;
+};
+
+constexpr u32 FP8_TILE = 64;
+
+struct E4m3 {
+  static METHOD vu32 encode(vf32 x, bool saturate) {
+    vu32 u = as_bits(x), magnitude = u & 0x7fffffffu;
+    vu32 normal = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
+    vu32 subnormal = as_bits(as_float(magnitude) + 16384.f) - 0x46800000u;  // 2^14: an ulp of 2^-9
+    vu32 code = select(magnitude < 0x3c800000u, subnormal, normal);         // below 2^-6
+    code = select(magnitude >= 0x43e80000u, splat(saturate ? 0x7e : 0x7f), code);  // from 464 on: beyond 448
+    code = select(magnitude > 0x7f800000u, splat(0x7f), code);
+    return code | (u >> 24 & 0x80u);
+  }
+  static METHOD vf32 decode(vu32 b) {
+    vu32 magnitude = b & 0x7fu;
+    vf32 normal = as_float((magnitude << 20) + (120u << 23));
+    vf32 subnormal = int_to_float(magnitude) * 0.001953125f;
+    vu32 bits = as_bits(select(magnitude < 8u, subnormal, normal));
+    bits = select(magnitude == 0x7fu, splat(0x7fc00000), bits);
+    return as_float(bits | (b & 0x80u) << 24);
+  }
+};
+
+struct E5m2 {
+  static METHOD vu32 encode(vf32 x, bool saturate) {
+    vu32 u = as_bits(x), magnitude = u & 0x7fffffffu;
+    vu32 normal = ((magnitude + 0xfffffu + (magnitude >> 21 & 1u)) >> 21) - (112u << 2);
+    vu32 subnormal = as_bits(as_float(magnitude) + 128.f) - 0x43000000u;  // 2^7: an ulp of 2^-16
+    vu32 code = select(magnitude < 0x38800000u, subnormal, normal);       // below 2^-14
+    code = select(magnitude >= 0x47700000u, splat(saturate ? 0x7b : 0x7c), code);  // from 61440 on: beyond 57344
+    code = select(magnitude > 0x7f800000u, splat(0x7f), code);
+    return code | (u >> 24 & 0x80u);
+  }
+  static METHOD vf32 decode(vu32 b) { return half_to_float(narrow(b << 8)); }
+};
+
+// How the lanes of a column find their scales. All of one head share a number; else each lane has its own.
+enum Scaling { UNSCALED, UNIFORM, PER_LANE };
+
+template <Scaling S>
+struct Scales {
+  const float* scales;
+  u32 token_step;
+  vu32 offsets;
+
+  static METHOD Scales make(const Plane& plane, const Fp8Block& block, u32 group) {
+    Scales s;
+    u32 first = group * LANES, last = plane.heads * plane.head_dim - 1;
+    s.token_step = block.token_step;
+    s.scales = (const float*)block.scales + (S == UNIFORM ? first / plane.head_dim * block.head_step : 0);
+    if (S == PER_LANE) {
+      vu32 channel = lane_ids() + first;
+      s.offsets = divide_by(select(channel < last, channel, splat(last)), plane.head_dim) * block.head_step;
+    }
+    return s;
+  }
+  METHOD vf32 at(u32 token) const {
+    const float* p = scales + (u64)token * token_step;
+    return S == PER_LANE ? gather_f32(p, offsets) : splatf(*p);
+  }
+};
+
+FN Scaling scaling_of(const Plane& plane, const Fp8Block& block, u32 group) {
+  if (!block.scales) return UNSCALED;
+  u32 first = group * LANES, last = first + LANES - 1, channels = plane.heads * plane.head_dim;
+  last = last < channels ? last : channels - 1;
+  return block.head_step == 0 || first / plane.head_dim == last / plane.head_dim ? UNIFORM : PER_LANE;
+}
+
+// Squared error, energy and largest error of a column, or of a tile.
+struct Fp8Errors {
+  vf32 squared, energy, worst;
+};
+
+template <class E, class F, Scaling S, bool WHOLE>
+FN void fp8_encode_column(const Plane& plane, const Fp8Block& block, u32 group, u32 start, u32 stop, bool saturate,
+                          const Column<E>& column, Fp8Errors& errors) {
+  u32 channels = plane.heads * plane.head_dim;
+  Scales<S> scales = Scales<S>::make(plane, block, group);
+  u8* out = (u8*)block.bytes + (u64)group * LANES;
+  vf32 squared = splatf(0.f), energy = splatf(0.f), worst = splatf(0.f);
+  for (u32 t = start; t < stop; ++t) {
+    vf32 x = E::to_float(column.template load<WHOLE>(t)), restored;
+    vu32 byte;
+    if (S == UNSCALED) {
+      byte = F::encode(x, saturate);
+      restored = F::decode(byte);  // exact in every element type
+    } else {
+      vf32 scale = scales.at(t);
+      byte = F::encode(x / scale, saturate);
+      restored = E::to_float(E::from_float(F::decode(byte) * scale));
+    }
+    if (WHOLE)
+      store_u8(out + (u64)t * channels, narrow(byte));
+    else
+      store_some(out + (u64)t * channels, narrow(byte), column.active);
+    vf32 difference = restored - x;
+    // NaN and infinities have no error to speak of.
+    vm32 finite = absolute(difference) < as_float(splat(0x7f800000));
+    difference = select(finite, difference, splatf(0.f));
+    squared = squared + difference * difference;
+    energy = energy + select(finite, x * x, splatf(0.f));
+    worst = maximum(worst, absolute(difference));
+  }
+  errors.squared = errors.squared + warp_sum(squared);
+  errors.energy = errors.energy + warp_sum(energy);
+  errors.worst = maximum(errors.worst, warp_max(worst));
+}
+
+template <class E, class F, Scaling S, bool WHOLE>
+FN void fp8_decode_column(const Plane& plane, const Fp8Block& block, u32 group, u32 start, u32 stop,
+                          const Column<E>& column) {
+  u32 channels = plane.heads * plane.head_dim;
+  Scales<S> scales = Scales<S>::make(plane, block, group);
+  const u8* in = (const u8*)block.bytes + (u64)group * LANES;
+  for (u32 t = start; t < stop; ++t) {
+    const u8* row = in + (u64)t * channels;
+    vf32 x = F::decode(widen(WHOLE ? load_u8(row) : load_some(row, column.active)));
+    if (S != UNSCALED) x = x * scales.at(t);
+    column.template store<WHOLE>(t, E::from_float(x));
+  }
+}
+
+// The forms that a column may take, as template arguments of `code`.
+#define FP8_DISPATCH(column, scaling, code)             \
+  if (column.whole)                                     \
+    switch (scaling) {                                  \
+      case UNSCALED: code(UNSCALED, true); break;       \
+      case UNIFORM: code(UNIFORM, true); break;         \
+      default: code(PER_LANE, true);                    \
+    }                                                   \
+  else                                                  \
+    switch (scaling) {                                  \
+      case UNSCALED: code(UNSCALED, false); break;      \
+      case UNIFORM: code(UNIFORM, false); break;        \
+      default: code(PER_LANE, false);                   \
+    }
+
+template <class E, class F>
+FN void fp8_encode_tile(const Plane& plane, const Fp8Block& block, u32 tile, bool saturate, float* sums) {
+  u32 groups = (plane.heads * plane.head_dim + LANES - 1) / LANES;
+  u32 start = tile * FP8_TILE, stop = start + FP8_TILE < plane.tokens ? start + FP8_TILE : plane.tokens;
+  Fp8Errors errors = {splatf(0.f), splatf(0.f), splatf(0.f)};
+  for (u32 g = 0; g < groups; ++g) {
+    Column<E> column = Column<E>::make(plane, g);
+#define ENCODE(S, WHOLE) fp8_encode_column<E, F, S, WHOLE>(plane, block, g, start, stop, saturate, column, errors)
+    FP8_DISPATCH(column, scaling_of(plane, block, g), ENCODE)
+  }
+  store_uniform(sums, first_lane(errors.squared));
+  store_uniform(sums + 1, first_lane(errors.energy));
+  store_uniform(sums + 2, first_lane(errors.worst));
+}
+
+template <class E, class F>
+FN void fp8_decode_tile(const Plane& plane, const Fp8Block& block, u32 tile) {
+  u32 groups = (plane.heads * plane.head_dim + LANES - 1) / LANES;
+  u32 start = tile * FP8_TILE, stop = start + FP8_TILE < plane.tokens ? start + FP8_TILE : plane.tokens;
+  for (u32 g = 0; g < groups; ++g) {
+    Column<E> column = Column<E>::make(plane, g);
+#define DECODE(S, WHOLE) fp8_decode_column<E, F, S, WHOLE>(plane, block, g, start, stop, column)
+    FP8_DISPATCH(column, scaling_of(plane, block, g), DECODE)
+  }
+}
+
+// One warp a tile, `tiles` of each block. Errors: squared error, energy, largest error of each tile.
+#define FP8_KERNELS(suffix, E, format, F)                                                                              \
+  KERNEL(fp8_encode_##format##_##suffix, const Plane* planes, const Fp8Block* blocks, float* errors, u32 tiles,        \
+         u32 saturate) {                                                                                               \
+    FOR_EACH_WARP(warp)                                                                                                \
+    fp8_encode_tile<E, F>(planes[warp / tiles], blocks[warp / tiles], warp % tiles, saturate, errors + (u64)warp * 3); \
+  }                                                                                                                    \
+  KERNEL(fp8_decode_##format##_##suffix, const Plane* planes, const Fp8Block* blocks, u32 tiles) {                     \
+    FOR_EACH_WARP(warp) fp8_decode_tile<E, F>(planes[warp / tiles], blocks[warp / tiles], warp % tiles);               \
+  }
+#define FP8_FORMATS(suffix, E) FP8_KERNELS(suffix, E, e4m3fn, E4m3) FP8_KERNELS(suffix, E, e5m2, E5m2)
+FOR_ELEMENT_TYPES(FP8_FORMATS)
+
+// The largest finite magnitude of every token and head: float [blocks][tiles * FP8_TILE][heads]. One warp a tile.
+template <class E>
+FN void head_maxima_tile(const Plane& plane, u32 tile, float* maxima) {
+  u32 start = tile * FP8_TILE, stop = start + FP8_TILE < plane.tokens ? start + FP8_TILE : plane.tokens;
+  for (u32 t = start; t < stop; ++t)
+    for (u32 h = 0; h < plane.heads; ++h) {
+      const typename E::raw* run =
+          (const typename E::raw*)(plane.data + (i64)t * plane.token_stride + (i64)h * plane.head_stride);
+      vf32 top = splatf(0.f);
+      for (u32 d = 0; d < plane.head_dim; d += LANES) {
+        u32 active = plane.head_dim - d < LANES ? plane.head_dim - d : LANES;
+        vu32 magnitude = widen(active == LANES ? load_lanes(run + d) : load_some(run + d, active)) & (u32)E::ABS;
+        magnitude = select(magnitude < (u32)E::INFINITE, magnitude, splat(0));
+        top = maximum(top, E::to_float(E::narrowed(magnitude)));
+      }
+      store_uniform(maxima + (u64)t * plane.heads + h, first_lane(warp_max(top)));
+    }
+}
+
+#define HEAD_MAXIMA(suffix, E)                                                                                         \
+  KERNEL(head_maxima_##suffix, const Plane* planes, float* maxima, u32 tiles) {                                        \
+    FOR_EACH_WARP(warp) {                                                                                              \
+      const Plane& plane = planes[warp / tiles];                                                                       \
+      head_maxima_tile<E>(plane, warp % tiles, maxima + (u64)(warp / tiles) * tiles * FP8_TILE * plane.heads);         \
+    }                                                                                                                  \
+  }
+FOR_ELEMENT_TYPES(HEAD_MAXIMA)
