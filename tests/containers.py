@@ -18,7 +18,7 @@ Content = dict[tuple[int, int, int], dict[str, bytes]]
 
 
 def header(**changes: Any) -> Header:
-    """Two layers of 20 tokens in blocks of 8, K and V of layer 0 apart, those of layer 1 in a group, and a few plain bytes."""
+    """Two layers of 20 tokens in blocks of 8, K and V of one apart, of the other in a group; a few plain bytes."""
     keys = [Plane(2 * layer, layer, "key", 20, 2, 4, "bfloat16") for layer in range(2)]
     planes = (
         keys[0],

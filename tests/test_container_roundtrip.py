@@ -1,4 +1,4 @@
-"""What is written comes back: through the index, from a pipe, in part, from several threads, byte for byte every time."""
+"""What is written comes back: through the index, from a pipe, in part, from several threads, every time."""
 
 from __future__ import annotations
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple, Self
 
 import numpy as np
+import xxhash
 
 from kvzip.container import format as fmt
 from kvzip.container.frames import Bound, Frame, check_data_size, frame_buffer, open_data, parse_data_head
@@ -14,6 +16,8 @@ from kvzip.container.header import Header
 from kvzip.container.index import Entry, Index, Totals
 from kvzip.container.source import Source
 from kvzip.errors import CorruptError
+
+PIECE = 1 << 20
 
 
 class Span(NamedTuple):
@@ -51,6 +55,8 @@ class FrameReader:
             return []
         first = entries[0].offset
         length = entries[-1].offset + entries[-1].length - first
+        if any(one.offset + one.length > other.offset for one, other in pairwise(entries)):
+            raise ValueError("entries must be in file order")
         if buffer is None or len(buffer) < length + fmt.PADDING:
             buffer = frame_buffer(length)
         buffer[length : length + fmt.PADDING] = 0
@@ -59,6 +65,11 @@ class FrameReader:
             return [self._check(buffer, entry.offset - first, entry, bound) for entry in entries]
 
     def _check(self, buffer: np.ndarray, at: int, entry: Entry, bound: Bound | None) -> Frame:
+        if at & 7:
+            # Only in damaged files, where bytes are missing between two frames.
+            buffer, skewed = frame_buffer(entry.length), buffer
+            buffer[: entry.length] = skewed[at : at + entry.length]
+            at = 0
         size = fmt.parse_frame(buffer, at, entry.offset)
         check_data_size(size, entry.offset)
         if size.kind != b"DATA" or size.total != entry.length:
@@ -150,6 +161,9 @@ class Reader(FrameReader):
             raise CorruptError(f"the index omits the {size.kind.decode()} frame at byte {position}", code="kvz-index")
         elif not size.ancillary:
             raise fmt.unknown_frame(size.kind, position)
+        else:
+            # Else a damaged type would hide the frame that it was.
+            frame_checksum(self.source, self.base, position, size.total, self.seed)
         return size.total
 
 
@@ -185,6 +199,18 @@ def read_whole(source: Source, base: int, position: int, end: int, seed: int) ->
     size = read_size(source, base, position, end)
     data = memoryview(source.read(base + position, size.total))
     return size, *fmt.split_frame(data, size, position, seed)
+
+
+def frame_checksum(source: Source, base: int, position: int, total: int, seed: int) -> int:
+    """The checksum of a frame of ``total`` bytes, compared in pieces. Raises CorruptError."""
+    digest = xxhash.xxh3_64(seed=seed)
+    end = base + position + total - fmt.CHECKSUM.size
+    for at in range(base + position, end, PIECE):
+        digest.update(source.read(at, min(PIECE, end - at)))
+    (stored,) = fmt.CHECKSUM.unpack(source.read(end, fmt.CHECKSUM.size))
+    if digest.intdigest() != stored:
+        raise fmt.checksum_error("the frame", position)
+    return int(stored)
 
 
 def read_header(source: Source, base: int, end: int) -> tuple[Header, int, int]:

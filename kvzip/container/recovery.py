@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
-
-import numpy as np
-import xxhash
 
 from kvzip.cache import Plane
 from kvzip.container import format as fmt
 from kvzip.container.frames import check_data_size, parse_data_head
 from kvzip.container.header import Header
 from kvzip.container.index import Entry
-from kvzip.container.reader import FrameReader, read_header, read_size, read_whole
+from kvzip.container.reader import PIECE, FrameReader, frame_checksum, read_header, read_size, read_whole
 from kvzip.container.source import Source
 from kvzip.errors import CorruptError
 
-PIECE = 1 << 20
-_STARTS = np.frombuffer(b"HEADDATAINDXTAILstat" + fmt.MAGIC[:4], "<u4")
+WINDOW = 4096
+_START = re.compile(b"|".join([*fmt.CRITICAL, b"stat", re.escape(fmt.MAGIC[:4])]))
 
 
 @dataclass
@@ -90,23 +88,26 @@ class _Scan:
         self.source = source
         self.found: list[Recovery] = []
         self.member: Recovery | None = None
-        # A file made of frames that claim to overlap must not cost more than a few passes over it.
+        # A file made of false starts, each of which claims the rest of the file, must not cost more than a few passes.
         self.budget = 4 * source.size + PIECE
 
     def run(self) -> list[Recovery]:
         position, size = 0, self.source.size
-        while position < size:
+        while position < size and self.budget > 0:
             try:
                 position += self._step(position)
             except CorruptError:
-                after = self._resynchronise(position + 8)
+                self.budget -= WINDOW
+                after = self._resynchronise(position + 1)
                 where = f"bytes {position}:{after} are damaged" + (" up to the file's end" if after == size else "")
                 for recovery in [self.member] if self.member else self.found[-1:]:
                     recovery.damage.append(where)
                 position = after
         if not self.found:
             raise CorruptError("no intact header was found: nothing can be recovered", code="kvz-lost")
-        if self.member is not None:
+        if position < size:
+            self.found[-1].damage.append(f"too many false starts of frames: the search ended at byte {position}")
+        elif self.member is not None:
             self.member.damage.append("the file ends before its trailer")
         for recovery in self.found:
             recovery._settle()
@@ -126,7 +127,8 @@ class _Scan:
         place = position - self.member.reader.base
         seed = 0 if size.kind == b"TAIL" else self.member.reader.seed
         entry = self._entry(place, size) if size.kind == b"DATA" else None
-        checksum = self._checksum(position, size.total, seed)
+        self.budget -= size.total
+        checksum = frame_checksum(self.source, 0, position, size.total, seed)
         if entry is not None:
             self.member.entries.append(entry._replace(checksum=checksum))
         elif size.kind == b"stat":
@@ -158,29 +160,13 @@ class _Scan:
         head = parse_data_head(data, 0, size, self.member.header, None)
         return Entry(head.block, head.codec, place, head.total, 0, head.group)
 
-    def _checksum(self, position: int, total: int, seed: int) -> int:
-        """The checksum stored at the end of a frame, if it is right."""
-        digest = xxhash.xxh3_64(seed=seed)
-        end = position + total - fmt.CHECKSUM.size
-        self.budget -= total
-        if self.budget < 0:
-            raise CorruptError("too many frames that overlap")
-        for at in range(position, end, PIECE):
-            digest.update(self.source.read(at, min(PIECE, end - at)))
-        (stored,) = fmt.CHECKSUM.unpack(self.source.read(end, fmt.CHECKSUM.size))
-        if digest.intdigest() != stored:
-            raise fmt.checksum_error("the frame", position)
-        return int(stored)
-
     def _resynchronise(self, position: int) -> int:
-        """The next multiple of 8 where a frame or prologue may start, or the file's end."""
-        window = 4096
+        """The next place where a frame or prologue may start, or the file's end. Bytes may be missing: no alignment."""
+        window = WINDOW
         while position < self.source.size:
             piece = self.source.read(position, min(window, self.source.size - position))
-            words = np.frombuffer(piece, "<u4", len(piece) // 4)[::2]
-            hits = np.flatnonzero(np.isin(words, _STARTS))
-            if len(hits):
-                return position + 8 * int(hits[0])
-            position += len(piece)
+            if found := _START.search(piece):
+                return position + found.start()
+            position += max(len(piece) - 3, 1)
             window = min(2 * window, PIECE)
         return self.source.size
