@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import stat
@@ -9,7 +10,6 @@ import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvzip.errors import KvzipError, RefusedError
@@ -20,15 +20,6 @@ STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 _umask_lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """An open target. ``fd`` is ready for writing; ``seekable`` says whether ``os.pwrite`` may be used on it."""
-
-    fd: int
-    name: str
-    seekable: bool
-
-
 @contextmanager
 def create_file(
     target: str | os.PathLike[str],
@@ -37,12 +28,12 @@ def create_file(
     sync: bool = False,
     sources: Iterable[str | os.PathLike[str]] = (),
     like: os.stat_result | None = None,
-) -> Iterator[Output]:
-    """Open ``target`` for writing; on a clean exit it is there, on any error (Ctrl-C too) there is no trace of it.
+) -> Iterator[io.FileIO]:
+    """Open ``target`` for unbuffered writing; on a clean exit it is there, on any error (Ctrl-C too) it never was.
 
-    A plain file is written under a temporary name beside the target, with mode 0600, and renamed at the end; ``like`` then
-    gives it the permissions and modification time of its source, and ``sync`` forces it to disk first. ``"-"``, FIFOs and
-    devices are written directly.
+    A plain file is written under a temporary name beside the target, with mode 0600, and renamed at the end; ``like``
+    then gives it the permissions and modification time of its source, and ``sync`` forces it to disk first. ``"-"``,
+    FIFOs and devices are written directly.
 
     Raises ``RefusedError`` when the target exists (unless ``force``) or is one of ``sources``.
     """
@@ -53,12 +44,13 @@ def create_file(
     path = Path(os.path.realpath(path))  # a link's target is replaced, not the link
     check_target(path, force=force, sources=sources)
     try:
-        fd, temporary = tempfile.mkstemp(prefix=f".{path.name[:64]}.", suffix=".tmp", dir=path.parent)
+        fd, name = tempfile.mkstemp(prefix=f".{path.name[:64]}.", suffix=".tmp", dir=path.parent)
     except OSError as error:
         raise _cannot_write(path, error) from error
+    temporary = Path(name)
     try:
-        with _closing(fd, str(path)):
-            yield Output(fd, str(path), seekable=True)
+        with _closing(fd, path):
+            yield io.FileIO(fd, "wb", closefd=False)
             _finish(fd, like)
             if sync:
                 os.fsync(fd)
@@ -67,7 +59,7 @@ def create_file(
             _sync_folder(path.parent)
     except BaseException:
         with suppress(OSError):
-            os.unlink(temporary)
+            temporary.unlink()
         raise
 
 
@@ -88,7 +80,7 @@ def create_folder(
     old = temporary.with_suffix(".old")
     try:
         yield temporary
-        os.chmod(temporary, 0o777 & ~_umask())
+        temporary.chmod(0o777 & ~_umask())
         if force and path.exists():
             path.rename(old)
         try:
@@ -109,14 +101,14 @@ def create_folder(
 def check_target(path: Path, *, force: bool = False, sources: Iterable[str | os.PathLike[str]] = ()) -> None:
     """Refuse a target that exists (unless ``force``), or that is a source, under whatever name (never allowed)."""
     try:
-        found = os.stat(path)
+        found = path.stat()
     except FileNotFoundError:
         return
     except OSError as error:
         raise _cannot_write(path, error) from error
     for source in sources:
         with suppress(OSError):
-            if os.path.samestat(os.stat(source), found):
+            if os.path.samestat(Path(source).stat(), found):
                 raise RefusedError(f"{path}: is the source itself; choose another name with -o", code="same-file")
     if not force:
         raise RefusedError(f"{path}: exists already; use -f to overwrite it, or -o for another name", code="exists")
@@ -125,25 +117,25 @@ def check_target(path: Path, *, force: bool = False, sources: Iterable[str | os.
 def _is_special(path: Path) -> bool:
     """Whether the path is a FIFO or a device; what cannot be looked at is none."""
     try:
-        mode = os.stat(path).st_mode
+        mode = path.stat().st_mode
     except OSError:
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
-def _direct(target: str) -> Iterator[Output]:
+def _direct(target: str) -> Iterator[io.FileIO]:
     """Standard output or a special file; closed at the end so that the last write error is seen too."""
     name = "standard output" if target in STDOUT else target
     try:
         fd = os.dup(1) if target in STDOUT else os.open(target, os.O_WRONLY)
     except OSError as error:
-        raise _cannot_write(Path(name), error) from error
+        raise _cannot_write(name, error) from error
     with _closing(fd, name):
-        yield Output(fd, name, seekable=False)
+        yield io.FileIO(fd, "wb", closefd=False)
 
 
 @contextmanager
-def _closing(fd: int, name: str) -> Iterator[None]:
+def _closing(fd: int, name: str | Path) -> Iterator[None]:
     """Close ``fd`` whatever happens; an error of that close is an error unless another one is under way."""
     try:
         yield
@@ -154,7 +146,7 @@ def _closing(fd: int, name: str) -> Iterator[None]:
     try:
         os.close(fd)
     except OSError as error:
-        raise _cannot_write(Path(name), error) from error
+        raise _cannot_write(name, error) from error
 
 
 def _finish(fd: int, like: os.stat_result | None) -> None:
@@ -166,20 +158,20 @@ def _finish(fd: int, like: os.stat_result | None) -> None:
         os.fchmod(fd, 0o666 & ~_umask())
 
 
-def _move(temporary: str, path: Path, force: bool) -> None:
+def _move(temporary: Path, path: Path, force: bool) -> None:
     try:
         if not force:
             # A link fails where a rename would replace a file that appeared in the meantime.
             try:
-                os.link(temporary, path)
+                path.hardlink_to(temporary)
             except FileExistsError:
                 check_target(path)
             except OSError:
                 check_target(path)  # a file system without hard links
             else:
-                os.unlink(temporary)
+                temporary.unlink()
                 return
-        os.replace(temporary, path)
+        temporary.replace(path)
     except OSError as error:
         raise _cannot_write(path, error) from error
 
@@ -199,5 +191,5 @@ def _umask() -> int:
     return mask
 
 
-def _cannot_write(path: Path, error: OSError) -> KvzipError:
+def _cannot_write(path: str | Path, error: OSError) -> KvzipError:
     return KvzipError(f"{path}: cannot be written: {error.strerror or error}", code="write-failed")

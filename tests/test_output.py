@@ -19,7 +19,7 @@ def test_a_finished_file_is_there_with_its_sources_mode_and_time(tmp_path: Path)
     source.chmod(0o640)
     os.utime(source, ns=(10**18, 10**18))
     with create_file(tmp_path / "out", like=source.stat(), sync=True) as output:
-        os.write(output.fd, b"done")
+        output.write(b"done")
         assert [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob(".out*")] == [0o600]
         assert not (tmp_path / "out").exists()
     found = (tmp_path / "out").stat()
@@ -30,7 +30,7 @@ def test_a_finished_file_is_there_with_its_sources_mode_and_time(tmp_path: Path)
 def test_without_a_source_file_the_umask_decides(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"")
     with create_file(tmp_path / "out") as output:
-        os.write(output.fd, b"x")
+        output.write(b"x")
     assert (tmp_path / "out").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
@@ -38,7 +38,7 @@ def test_without_a_source_file_the_umask_decides(tmp_path: Path) -> None:
 def test_an_error_leaves_no_trace_and_an_old_file_untouched(tmp_path: Path, error: type[BaseException]) -> None:
     (tmp_path / "out").write_bytes(b"old")
     with pytest.raises(error), create_file(tmp_path / "out", force=True) as output:
-        os.write(output.fd, b"half")
+        output.write(b"half")
         raise error
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out").read_bytes() == b"old"
@@ -50,13 +50,13 @@ def test_an_existing_target_is_refused_and_force_replaces_it(tmp_path: Path) -> 
         pass
     assert caught.value.code == "exists"
     with create_file(tmp_path / "out", force=True) as output:
-        os.write(output.fd, b"new")
+        output.write(b"new")
     assert (tmp_path / "out").read_bytes() == b"new"
 
 
 def test_a_target_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(RefusedError), create_file(tmp_path / "out") as output:
-        os.write(output.fd, b"mine")
+        output.write(b"mine")
         (tmp_path / "out").write_bytes(b"theirs")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert (tmp_path / "out").read_bytes() == b"theirs"
@@ -78,7 +78,7 @@ def test_a_links_target_is_replaced_and_the_link_kept(tmp_path: Path) -> None:
     (tmp_path / "real").write_bytes(b"old")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     with create_file(tmp_path / "link", force=True) as output:
-        os.write(output.fd, b"new")
+        output.write(b"new")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_bytes() == b"new"
 
 
@@ -89,15 +89,14 @@ def test_a_fifo_is_written_directly(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: got.append(fifo.read_bytes()))
     reader.start()
     with create_file(fifo) as output:
-        assert not output.seekable
-        os.write(output.fd, b"through")
+        output.write(b"through")
     reader.join(5)
     assert got == [b"through"] and stat.S_ISFIFO(fifo.stat().st_mode)
 
 
 def test_a_device_is_written_directly_and_its_errors_are_seen() -> None:
     with pytest.raises(OSError, match="space"), create_file("/dev/full") as output:
-        os.write(output.fd, b"x")
+        output.write(b"x")
 
 
 def test_a_missing_folder_is_an_error_that_names_the_target(tmp_path: Path) -> None:

@@ -28,13 +28,13 @@ _registered: dict[str, type[Codec]] = {}
 
 @cache
 def _entry_points() -> dict[str, EntryPoint]:
-    """The group's entry points by name; of equal names kvzip's own wins, so that no package can shadow a built-in codec."""
+    """The group's entry points by name; of equal names kvzip's own wins: no package can shadow a built-in codec."""
     points = sorted(entry_points(group=GROUP), key=lambda point: point.value.startswith("kvzip."))
     return {point.name: point for point in points}
 
 
 def register_codec(cls: CodecClass) -> CodecClass:
-    """Add a codec class under its ``name`` for this process; usable as a decorator. A later class of equal name wins."""
+    """Add a codec class under its ``name`` for this process; usable as a decorator. The last of equal names wins."""
     _registered[cls.name] = cls
     return cls
 
@@ -55,7 +55,7 @@ def codec_class(name: str) -> type[Codec]:
             f"unknown codec {name!r}{hint}; known are {', '.join(available_codecs())}", code="codec-unknown"
         )
     try:
-        cls = point.load()
+        cls: type[Codec] = point.load()
     except ImportError as error:
         raise UnsupportedError(
             f"codec {name!r} ({point.value}) cannot be loaded: {error}; install what its package needs",
@@ -68,8 +68,8 @@ def codec_class(name: str) -> type[Codec]:
 def get_codec(spec: str | Codec, **options: Any) -> Codec:
     """A codec from ``"name"`` or ``"name:option=value,option=value"``, or the codec itself if it is one already.
 
-    Values are JSON where they parse as JSON (``8``, ``true``, ``[1, 2]``), otherwise text; keyword arguments win over the
-    spec's. Raises ``UsageError`` for an unknown codec or option and for values that the codec refuses.
+    Values are JSON where they parse as JSON (``8``, ``true``, ``[1, 2]``), otherwise text; keyword arguments win over
+    the spec's. Raises ``UsageError`` for an unknown codec or option and for values that the codec refuses.
     """
     if isinstance(spec, Codec):
         if options:
@@ -96,11 +96,13 @@ def load_codec(name: str, config: Mapping[str, Any]) -> Codec:
     try:
         return cls.from_config(config)
     except (UsageError, TypeError, ValueError, KeyError) as error:
-        raise CorruptError(f"the header's configuration of codec {name!r} is invalid: {error}", code="codec-config") from error
+        raise CorruptError(
+            f"the header's configuration of codec {name!r} is invalid: {error}", code="codec-config"
+        ) from error
 
 
 def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
-    """``"name:a=1,b=x"`` as ``("name", {"a": 1, "b": "x"})``; a comma that no ``option=`` follows belongs to the value."""
+    """``"name:a=1,b=x"`` as ``("name", {"a": 1, "b": "x"})``; a comma without ``option=`` after it is a value's."""
     name, _, text = spec.partition(":")
     pairs: list[tuple[str, str]] = []
     for piece in text.split(",") if text else ():

@@ -10,7 +10,7 @@ from kvzip.codecs.base import Batch, Codec, Encoded, Sections
 from kvzip.devices.base import Array, Device
 from kvzip.errors import CorruptError
 
-# The widest unsigned integer that divides a row: numpy copies strided rows by element, and bfloat16 by a slow generic path.
+# numpy copies strided rows element by element, and bfloat16 by a slow generic path: wide integers are faster.
 WORDS = (8, 4, 2, 1)
 
 
@@ -36,8 +36,9 @@ class Raw(Codec):
             data = parts.get("DATA")
             if data is None or data.size != block.nbytes:
                 found = "no DATA section" if data is None else f"{data.size} bytes"
+                where = f"{block.planes[0]}, tokens {block.start}:{block.stop}"
                 raise CorruptError(
-                    f"{block.planes[0]}, tokens {block.start}:{block.stop}: expected {block.nbytes} raw bytes, found {found}",
+                    f"{where}: expected {block.nbytes} raw bytes, found {found}",
                     code="raw-length",
                 )
             start = 0

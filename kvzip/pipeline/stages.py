@@ -1,7 +1,7 @@
 """Three stages side by side (reading, coding, writing), a bounded amount of memory between them, one error out.
 
-The coding stage runs in the caller's thread, so that a device's context and Ctrl-C stay there; reading and writing have a
-thread each. Whatever ends first with an error stops the other two, and that error is the one raised.
+The coding stage runs in the caller's thread, so that a device's context and Ctrl-C stay there; reading and writing have
+a thread each. Whatever ends first with an error stops the other two, and that error is the one raised.
 """
 
 from __future__ import annotations
@@ -14,9 +14,13 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from kvzip.errors import LimitError
+from kvzip.pipeline.plan import BATCH_BYTES
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+BUDGET = 6 * BATCH_BYTES
+"""Bytes of slabs in memory at once: some being read, some coded, some written, and some waiting in between."""
 
 QUEUE_DEPTH = 2
 JOIN_SECONDS = 2.0
@@ -82,8 +86,8 @@ class Channel(Generic[Item]):
 class BufferPool:
     """Host buffers used again and again: fresh memory costs a page fault per 4 KB, more than many a kernel.
 
-    ``take`` waits while more than ``budget`` bytes are out. One request beyond the budget is served once nothing else is
-    out: a plane that must be held whole is held alone.
+    ``take`` waits while more than ``budget`` bytes are out. One request beyond the budget is served once nothing else
+    is out: a plane that must be held whole is held alone.
     """
 
     def __init__(self, run: Run, budget: int) -> None:
@@ -125,9 +129,9 @@ def run_stages(
     write: Callable[[BufferPool, Result], Any],
     budget: int,
 ) -> None:
-    """Pull items from ``read``, turn each into a result with ``code``, hand it to ``write``; in order, at the same time.
+    """Pull items from ``read``, turn each into a result with ``code``, hand it to ``write``: in order, side by side.
 
-    Raises the first error of any stage, after the other stages have stopped; a ``MemoryError`` becomes a ``LimitError``.
+    Raises the first error of any stage, after the others have stopped; a ``MemoryError`` becomes a ``LimitError``.
     """
     run = Run()
     pool = BufferPool(run, budget)
@@ -173,7 +177,7 @@ def _start(run: Run, stage: Callable[[], None], name: str) -> threading.Thread:
 
 
 def _join(run: Run, thread: threading.Thread, seconds: float | None) -> None:
-    """Wait for a stage's end, after a failure at most ``seconds``; Ctrl-C while waiting fails the run like any other error."""
+    """Wait for a stage's end, after a failure at most ``seconds``; Ctrl-C meanwhile fails the run like any error."""
     try:
         thread.join(seconds if run.error is not None else None)
     except BaseException as error:

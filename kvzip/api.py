@@ -1,0 +1,281 @@
+"""The Python API: files, pipes, and dictionaries of numpy or torch tensors, in and out."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, Self, overload
+
+import numpy as np
+
+from kvzip.cache import BLOCK_TOKENS, Kind, Plane
+from kvzip.codecs import get_codec
+from kvzip.codecs.base import Codec
+from kvzip.container import Header, Totals
+from kvzip.devices import get_device
+from kvzip.devices.base import Device
+from kvzip.errors import UsageError
+from kvzip.layouts import map_cache
+from kvzip.opening import PathLike, Tensors, open_reader, open_restored, open_source, open_stored, open_target
+from kvzip.pipeline import Report, StoredCache, assign, decode_plane
+from kvzip.pipeline import compress as run_compress
+from kvzip.pipeline import decompress as run_decompress
+from kvzip.tensorfile import ArraySink, TensorSource
+from kvzip.torch_border import to_torch
+
+Cut = range | slice | tuple[int, int] | int | None
+Like = Literal["numpy", "torch"]
+
+_log = logging.getLogger("kvzip")
+
+
+@overload
+def compress(source: PathLike | BinaryIO | TensorSource | Tensors, target: None = None, **options: Any) -> bytes: ...
+@overload
+def compress(
+    source: PathLike | BinaryIO | TensorSource | Tensors, target: PathLike | BinaryIO, **options: Any
+) -> Report: ...
+def compress(
+    source: PathLike | BinaryIO | TensorSource | Tensors,
+    target: PathLike | BinaryIO | None = None,
+    *,
+    codec: str | Codec = "cachegen",
+    layout: str | None = None,
+    heads: int | None = None,
+    head_dim: int | None = None,
+    device: str | Device = "auto",
+    threads: int | None = None,
+    block_tokens: int = BLOCK_TOKENS,
+    identity: Mapping[str, Any] | None = None,
+    force: bool = False,
+    sync: bool = False,
+    notice: Callable[[str], None] = _log.warning,
+    progress: Callable[[int], None] = lambda _: None,
+    **options: Any,
+) -> bytes | Report:
+    """Compress a KV cache.
+
+    Args:
+        source: a safetensors file, a folder of them, ``"-"``, an open binary stream, or tensors by name (numpy or
+            torch).
+        target: where the ``.kvz`` goes: a path, ``"-"``, or an open binary stream, which stays open. If None, the bytes
+            are returned instead of a report.
+        codec: a name, a name with options (``"cachegen:level=7"``), or a codec object.
+        layout: what the tensors' axes mean, where names and shapes do not tell; ``heads`` and ``head_dim`` go with it.
+        device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or a device object.
+        threads: CPU threads; all if None.
+        block_tokens: tokens in a block, the unit of random access.
+        identity: JSON values that name the model and tokens; stored in the header.
+        force: whether an existing ``target`` may be replaced.
+        sync: whether the file must have reached the disk on return.
+        notice: is told, in sentences, what a user should know; logged by default.
+        progress: is told how many more bytes of the source are done, from another thread.
+        options: the codec's options, such as ``level=7``.
+
+    Raises:
+        KvzipError: one of the classes in :mod:`kvzip.errors`; then there is no target file.
+        OSError: a file cannot be read or written.
+    """
+    with open_source(source) as opened:
+        cache_map = map_cache(opened, layout=layout, heads=heads, head_dim=head_dim)
+        for text in cache_map.notices:
+            notice(text)
+        chosen = get_codec(codec, **options)
+        assignment = assign(cache_map.planes, lambda plane: chosen, notice)
+        where = _device(device, threads)
+        _check_block_tokens(block_tokens)
+        with open_target(target, source, force=force, sync=sync) as sink:
+            report = run_compress(
+                opened, cache_map, sink,
+                assignment=assignment, device=where, block_tokens=block_tokens, identity=identity,
+                notice=notice, progress=progress,
+            )  # fmt: skip
+        return sink.getvalue() if target is None and isinstance(sink, io.BytesIO) else report
+
+
+@overload
+def decompress(source: PathLike | BinaryIO | bytes, target: None = None, **options: Any) -> dict[str, Any]: ...
+@overload
+def decompress(source: PathLike | BinaryIO | bytes, target: PathLike | BinaryIO, **options: Any) -> Report: ...
+def decompress(  # type: ignore[misc]  # the options of the overloads are the ones below
+    source: PathLike | BinaryIO | bytes,
+    target: PathLike | BinaryIO | None = None,
+    *,
+    layers: Cut = None,
+    tokens: Cut = None,
+    member: int | None = None,
+    like: Like = "numpy",
+    device: str | Device = "auto",
+    threads: int | None = None,
+    force: bool = False,
+    sync: bool = False,
+    notice: Callable[[str], None] = _log.warning,
+    progress: Callable[[int], None] = lambda _: None,
+) -> dict[str, Any] | Report:
+    """Restore a KV cache, or the part of it that ``layers`` and ``tokens`` name.
+
+    Args:
+        source: a ``.kvz`` file, ``"-"``, an open binary stream, or bytes.
+        target: where the safetensors file (or folder of files) goes: a path, ``"-"``, or an open binary stream, which
+            stays open. If None, the tensors are returned by name.
+        layers: which layers, as a range, a slice, a ``(start, stop)`` pair or one number; all if None.
+        tokens: which tokens, likewise.
+        member: which cache, where several ``.kvz`` have been concatenated.
+        like: the kind of tensors to return.
+        device, threads, force, sync, notice, progress: as for :func:`compress`.
+
+    Raises:
+        KvzipError: one of the classes in :mod:`kvzip.errors`; then there is no target file.
+        OSError: a file cannot be read or written.
+    """
+    with open_stored(source, member) as stored:
+        selection = stored.select(as_range(layers, "layers"), as_range(tokens, "tokens"))
+        where = _device(device, threads)
+        if target is None:
+            arrays = ArraySink(selection.tensors)
+            run_decompress(stored, selection, arrays, device=where, notice=notice, progress=progress)
+            return {name: _like(array, like) for name, array in arrays.arrays.items()}
+        with open_restored(target, selection.files, source=source, force=force, sync=sync) as sink:
+            return run_decompress(stored, selection, sink, device=where, notice=notice, progress=progress)
+
+
+def open(
+    source: PathLike | BinaryIO | bytes,
+    *,
+    member: int | None = None,
+    like: Like = "numpy",
+    device: str | Device = "auto",
+    threads: int | None = None,
+) -> Cache:
+    """Open a ``.kvz`` for random access. Arguments as for :func:`decompress`; a pipe cannot be opened."""
+    return Cache(source, member=member, like=like, device=device, threads=threads)
+
+
+class Cache:
+    """A compressed cache that is read where it is asked.
+
+    Use it as a context manager, or call :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        source: PathLike | BinaryIO | bytes,
+        *,
+        member: int | None = None,
+        like: Like = "numpy",
+        device: str | Device = "auto",
+        threads: int | None = None,
+    ) -> None:
+        where: Any = io.BytesIO(source) if isinstance(source, (bytes, bytearray, memoryview)) else source
+        self._reader = open_reader(where, member)
+        try:
+            self._stored = StoredCache(self._reader)
+            self._device = _device(device, threads)
+        except BaseException:
+            self._reader.close()
+            raise
+        self._like: Like = like
+        self._planes = {(plane.kind, plane.layer, plane.sequence): plane for plane in self.planes}
+
+    @property
+    def header(self) -> Header:
+        """Geometry, codecs and channel specs."""
+        return self._stored.header
+
+    @property
+    def planes(self) -> tuple[Plane, ...]:
+        """Every layer's keys, values or latents, and tensors that are no KV."""
+        return self.header.planes
+
+    @property
+    def layers(self) -> list[int]:
+        """The numbers of the layers that the cache holds."""
+        return sorted({plane.layer for plane in self.planes if plane.kind != "bytes"})
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The source's ``__metadata__``."""
+        return self._stored.metadata
+
+    @property
+    def statistics(self) -> dict[str, Any] | None:
+        """What a lossy codec did, in columns with an entry per plane: ``relative_error``, ``max_abs``."""
+        return self._reader.statistics
+
+    @property
+    def totals(self) -> Totals:
+        """The file's bytes by component."""
+        return self._reader.totals
+
+    def key(self, layer: int, tokens: Cut = None, *, sequence: int = 0) -> Any:
+        """Keys of one layer, ``[tokens, heads, head_dim]`` in their stored dtype. Only the blocks needed are read."""
+        return self._read("key", layer, tokens, sequence)
+
+    def value(self, layer: int, tokens: Cut = None, *, sequence: int = 0) -> Any:
+        """Values of one layer, as :meth:`key`."""
+        return self._read("value", layer, tokens, sequence)
+
+    def latent(self, layer: int, tokens: Cut = None, *, sequence: int = 0) -> Any:
+        """MLA latents of one layer, as :meth:`key`."""
+        return self._read("latent", layer, tokens, sequence)
+
+    def tensors(self, *, layers: Cut = None, tokens: Cut = None) -> dict[str, Any]:
+        """The source's tensors by name, or what ``layers`` and ``tokens`` leave of them."""
+        selection = self._stored.select(as_range(layers, "layers"), as_range(tokens, "tokens"))
+        sink = ArraySink(selection.tensors)
+        run_decompress(self._stored, selection, sink, device=self._device)
+        return {name: _like(array, self._like) for name, array in sink.arrays.items()}
+
+    def _read(self, kind: Kind, layer: int, tokens: Cut, sequence: int) -> Any:
+        plane = self._planes.get((kind, layer, sequence))
+        if plane is None:
+            raise UsageError(
+                f"{self._reader.source.name} has no {kind} of layer {layer}; its layers are {self.layers}",
+                code="no-plane",
+            )
+        wanted = as_range(tokens, "tokens") or range(plane.tokens)
+        start, stop = (min(edge, plane.tokens) for edge in (wanted.start, wanted.stop))
+        array = decode_plane(self._stored, plane.index, start, stop, self._device)
+        return _like(np.asarray(self._device.to_host(array)).view(plane.dtype), self._like)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def as_range(cut: Cut, name: str) -> range | None:
+    """What a caller names of ``layers`` or ``tokens`` as a range; an open end reaches as far as there is anything."""
+    if cut is None:
+        return None
+    if isinstance(cut, int):
+        cut = (cut, cut + 1)
+    if isinstance(cut, tuple):
+        cut = slice(*cut)
+    start, stop = cut.start or 0, sys.maxsize if cut.stop is None else cut.stop
+    if start < 0 or stop < start or cut.step not in (None, 1):
+        raise UsageError(f"{name} must be a range from 0 up, in steps of 1, got {cut}", code="bad-range")
+    return range(start, stop)
+
+
+def _device(device: str | Device, threads: int | None) -> Device:
+    return device if isinstance(device, Device) else get_device(device, threads)
+
+
+def _check_block_tokens(block_tokens: int) -> None:
+    if not 1 <= block_tokens < 1 << 32:
+        raise UsageError(f"block_tokens must be from 1 to {(1 << 32) - 1}, got {block_tokens}", code="bad-block-tokens")
+
+
+def _like(array: np.ndarray, like: Like) -> Any:
+    return to_torch(array) if like == "torch" else array

@@ -1,0 +1,134 @@
+"""What a caller may name as a source or a target, opened: paths, ``"-"``, streams, bytes, dictionaries of tensors."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from kvzip.container import Reader, read_members
+from kvzip.errors import UsageError
+from kvzip.output import STDOUT, create_file, create_folder
+from kvzip.pipeline import StoredCache
+from kvzip.tensorfile import SourceFile, TensorSink, TensorSource, from_arrays, open_sink, open_tensors
+from kvzip.torch_border import is_torch, to_numpy
+
+PathLike = str | os.PathLike[str]
+Tensors = Mapping[str, Any]
+
+
+@contextmanager
+def open_stored(source: PathLike | BinaryIO | bytes, member: int | None = None) -> Iterator[StoredCache]:
+    """A ``.kvz`` ready to be decoded: at random from files and bytes, front to back from pipes (``"-"`` too).
+
+    ``member`` tells which of several concatenated caches is meant; without it there must be one. Raises ``UsageError``
+    if there are more, or fewer.
+    """
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        source = io.BytesIO(source)
+    if isinstance(source, (str, os.PathLike)) and str(source) != "-":
+        if Path(source).is_fifo():
+            with Path(source).open("rb") as stream:
+                yield from _stream_member(stream, str(source), member)
+        else:
+            with open_reader(source, member) as reader:
+                yield StoredCache(reader)
+        return
+    stream = sys.stdin.buffer if isinstance(source, (str, os.PathLike)) else source
+    if stream.seekable():
+        yield StoredCache(open_reader(stream, member))
+    else:
+        yield from _stream_member(stream, "standard input" if stream is sys.stdin.buffer else None, member)
+
+
+def open_reader(source: PathLike | BinaryIO, member: int | None = None) -> Reader:
+    """A random reader of one member of a path or a seekable stream; see :func:`open_stored`."""
+    reader = Reader.open(source)
+    try:
+        if member is None:
+            _check_members(reader.source.name, len(reader.members), 1)
+            return reader
+        _check_members(reader.source.name, len(reader.members), member + 1)
+        return reader.member(member) if member else reader
+    except BaseException:
+        reader.close()
+        raise
+
+
+def _stream_member(stream: BinaryIO, name: str | None, member: int | None) -> Iterator[StoredCache]:
+    members = read_members(stream, name)
+    for number, reader in enumerate(members):
+        if number == (member or 0):
+            yield StoredCache(reader)
+            if member is None and next(members, None) is not None:
+                _check_members(reader.name, 2, 1)
+            return
+    _check_members(name or "the stream", number + 1, (member or 0) + 1)
+
+
+def _check_members(name: str, found: int, wanted: int) -> None:
+    if found > wanted == 1:
+        raise UsageError(
+            f"{name} holds {found} caches or more, one after the other: say which one is meant (member 0, 1...)",
+            code="several-members",
+        )
+    if found < wanted:
+        raise UsageError(f"{name} holds {found} caches, there is no member {wanted - 1}", code="no-member")
+
+
+@contextmanager
+def open_restored(
+    target: PathLike | BinaryIO,
+    files: Sequence[SourceFile],
+    *,
+    source: Any = None,
+    force: bool = False,
+    sync: bool = False,
+) -> Iterator[TensorSink]:
+    """A sink for ``files``: a path is written as :mod:`kvzip.output` says, as a folder where the files have paths."""
+    if not isinstance(target, (str, os.PathLike)):
+        place: Any = nullcontext(target)
+    elif any(file.path for file in files) and str(target) not in STDOUT:
+        place = create_folder(target, force=force, sources=_paths(source))
+    else:
+        place = open_target(target, source, force=force, sync=sync)
+    with place as where, open_sink(where, files) as sink:
+        yield sink
+
+
+@contextmanager
+def open_source(source: PathLike | BinaryIO | TensorSource | Tensors) -> Iterator[TensorSource]:
+    """Tensors to compress, from wherever a caller has them."""
+    if isinstance(source, TensorSource):
+        yield source
+    elif isinstance(source, Mapping):
+        arrays = {name: to_numpy(value) if is_torch(value) else np.asarray(value) for name, value in source.items()}
+        yield from_arrays(arrays)
+    else:
+        with open_tensors(Path(source) if isinstance(source, os.PathLike) else source) as opened:
+            yield opened
+
+
+@contextmanager
+def open_target(target: PathLike | BinaryIO | None, source: Any, *, force: bool, sync: bool) -> Iterator[BinaryIO]:
+    """Where a ``.kvz`` goes: a path as :mod:`kvzip.output` says, a stream that stays open, or memory (None)."""
+    if target is None:
+        yield io.BytesIO()
+    elif isinstance(target, (str, os.PathLike)):
+        paths = _paths(source)
+        like = Path(paths[0]).stat() if paths else None
+        with create_file(target, force=force, sync=sync, sources=paths, like=like) as stream:
+            yield cast(BinaryIO, stream)
+    else:
+        yield target
+
+
+def _paths(source: Any) -> list[PathLike]:
+    """The source's path, if it has one, for the same-file check and for mode and time."""
+    return [source] if isinstance(source, (str, os.PathLike)) and str(source) != "-" else []

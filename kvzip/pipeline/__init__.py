@@ -1,0 +1,20 @@
+"""The road itself: slabs into batches, a bounded queue between reading, coding and writing."""
+
+from kvzip.pipeline.assignment import Assignment, assign
+from kvzip.pipeline.decoding import Discard, decode_plane, decompress, verify
+from kvzip.pipeline.encoding import compress
+from kvzip.pipeline.report import PlaneErrors, Report
+from kvzip.pipeline.stored import StoredCache
+
+__all__ = [
+    "Assignment",
+    "Discard",
+    "PlaneErrors",
+    "Report",
+    "StoredCache",
+    "assign",
+    "compress",
+    "decode_plane",
+    "decompress",
+    "verify",
+]

@@ -1,0 +1,179 @@
+"""The road back: frames are read, decoded to slabs and written, all at the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from kvzip.cache import Plane
+from kvzip.container import Frame, StreamReader
+from kvzip.devices.base import Array, Device
+from kvzip.layouts import Origin, Restriction
+from kvzip.pipeline.batches import Pieces, decode_frames
+from kvzip.pipeline.encoding import Notice, Progress, ignore
+from kvzip.pipeline.plan import Group, Unit, chunks, is_forward, plan
+from kvzip.pipeline.report import Report
+from kvzip.pipeline.spool import spooled_sink
+from kvzip.pipeline.stages import BUDGET, BufferPool, run_stages
+from kvzip.pipeline.stored import FileFrames, StoredCache, Want
+from kvzip.pipeline.window import Piece, Window, stored_dtype, window_bytes
+from kvzip.tensorfile import ArraySink, SourceFile, TensorSink
+
+
+class Discard:
+    """A sink that keeps nothing: for decoding that only has to succeed."""
+
+    seekable = True
+    files: tuple[SourceFile, ...] = ()
+
+    def write_runs(self, file: int, offsets: Sequence[int], nbytes: int, buffer: Array) -> None:
+        """Nothing to do."""
+
+
+@dataclass
+class Step:
+    """Some frames of a window; its slabs are complete after the last step."""
+
+    window: Window
+    frames: list[Frame]
+    last: bool
+
+
+def decompress(
+    stored: StoredCache,
+    selection: Restriction,
+    sink: TensorSink | ArraySink | Discard,
+    *,
+    device: Device,
+    notice: Notice = ignore,
+    progress: Progress = ignore,
+) -> Report:
+    """Restore ``selection`` of a cache into ``sink``, which was opened for the selection's files and stays open.
+
+    Reads only the frames that the selection needs, unless they come from a pipe.
+
+    Args:
+        notice: is told, in a sentence, when a pipe has to be spooled.
+        progress: is told how many more bytes have been written, from another thread.
+    """
+    begin = time.perf_counter()
+    header = stored.header
+    report = Report(original_bytes=sum(file.size for file in selection.files))
+    groups = _groups(selection, header.group_of)
+    first = {number: origin.start for number, origin in enumerate(selection.origins)}
+    frames = stored.frames(selection)
+
+    def units(forward: bool) -> Iterator[Unit]:
+        return plan(selection.cache_map, groups, header.block_tokens, forward=forward, first=first)
+
+    forward = _is_pipe(sink) and is_forward(units(forward=True))
+
+    def read(pool: BufferPool) -> Iterator[Step]:
+        for members in chunks(units(forward), lambda unit: unit.nbytes):
+            window = Window(members, pool.take(window_bytes(members)))
+            step = None
+            for found in frames.chunks(_wants(members, selection.origins, header.group_of)):
+                if step is not None:
+                    yield step
+                step = Step(window, found, last=False)
+            if step is not None:
+                step.last = True
+                yield step
+        frames.finish()
+
+    def code(step: Step) -> Step:
+        step.window.allot(device)
+        decode_frames(step.frames, stored.codecs, _pieces(step.window, selection.origins), device)
+        if step.last:
+            step.window.download(device)
+        report.blocks += len(step.frames)
+        step.frames = []
+        return step
+
+    def write(pool: BufferPool, step: Step) -> None:
+        if step.last:
+            for slab, part in step.window.parts():
+                target.write_runs(slab.tensor_map.tensor.file, *slab.runs(), part)
+                progress(slab.nbytes)
+            pool.give(step.window.buffer)
+
+    with spooled_sink(sink, notice) if _is_pipe(sink) and not forward else nullcontext(sink) as target:
+        run_stages(read, code, write, BUDGET)
+    report.totals = stored.reader.totals
+    report.stored_bytes = report.totals.total
+    report.seconds = time.perf_counter() - begin
+    return report
+
+
+def decode_plane(stored: StoredCache, plane: int, start: int, stop: int, device: Device) -> Array:
+    """Tokens ``start:stop`` of the file's plane of that index, ``[tokens, heads, head_dim]``, on the device."""
+    found = stored.header.planes[plane]
+    dtype = stored_dtype(found.dtype, device)
+    array = device.xp.empty((stop - start, found.heads, found.head_dim), dtype)
+
+    def pieces(index: int, low: int, high: int) -> list[Piece]:
+        low, high = max(low, start), min(high, stop)
+        return [Piece(low, high, array[low - start : high - start])] if index == plane and low < high else []
+
+    want = Want(stored.header.group_of[plane], start, stop)
+    for frames in FileFrames(stored.file, stored.codecs).chunks([want] if start < stop else []):
+        decode_frames(frames, stored.codecs, pieces, device)
+    return array
+
+
+def verify(stored: StoredCache, *, deep: bool, device: Device, progress: Progress = ignore) -> Report:
+    """Read all of a cache and compare its checksums; if ``deep``, decode it, too. Raises what decompressing would."""
+    if deep:
+        return decompress(stored, stored.select(), Discard(), device=device, progress=progress)
+    begin = time.perf_counter()
+    report = Report(original_bytes=sum(file.size for file in stored.files))
+    if isinstance(stored.reader, StreamReader):
+        runs: Iterator[list[Frame]] = ([frame] for frame in stored.reader.frames())
+    else:
+        runs = map(stored.reader.read_frames, chunks(stored.reader.index, lambda entry: entry.length))
+    for frames in runs:
+        report.blocks += len(frames)
+        progress(sum(frame.entry.block.nbytes for frame in frames))
+    report.totals = stored.reader.totals
+    report.stored_bytes = report.totals.total
+    report.seconds = time.perf_counter() - begin
+    return report
+
+
+def _is_pipe(sink: TensorSink | ArraySink | Discard) -> TypeGuard[TensorSink]:
+    return not sink.seekable
+
+
+def _groups(selection: Restriction, group_of: dict[int, int]) -> list[Group]:
+    """The selection's planes, those together whose blocks share frames."""
+    found: dict[int, list[Plane]] = {}
+    for plane, origin in zip(selection.cache_map.planes, selection.origins, strict=True):
+        found.setdefault(group_of[origin.plane.index], []).append(plane)
+    return [tuple(planes) for planes in found.values()]
+
+
+def _wants(units: Sequence[Unit], origins: Sequence[Origin], group_of: dict[int, int]) -> list[Want]:
+    """What of the file's groups a window needs, in the file's own count of tokens."""
+    wants = []
+    for unit in units:
+        for group in unit.groups:
+            origin = origins[group[0].index]
+            wants.append(Want(group_of[origin.plane.index], unit.start + origin.start, unit.stop + origin.start))
+    return wants
+
+
+def _pieces(window: Window, origins: Sequence[Origin]) -> Pieces:
+    """Where the file's planes and tokens lie in a window of the selection."""
+    places = {origin.plane.index: (number, origin.start) for number, origin in enumerate(origins)}
+
+    def pieces(plane: int, start: int, stop: int) -> list[Piece]:
+        if plane not in places:
+            return []
+        number, first = places[plane]
+        found = window.pieces(number, start - first, stop - first)
+        return [Piece(piece.start + first, piece.stop + first, piece.array) for piece in found]
+
+    return pieces

@@ -1,0 +1,120 @@
+"""The road to a ``.kvz``: slabs are read, coded and written, all at the same time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from kvzip._version import __version__
+from kvzip.cache import BLOCK_TOKENS, Block
+from kvzip.container import Header, Writer
+from kvzip.devices.base import Device
+from kvzip.layouts import CacheMap
+from kvzip.pipeline.assignment import Assignment
+from kvzip.pipeline.batches import Coded, encode_blocks
+from kvzip.pipeline.plan import chunks, is_forward, plan
+from kvzip.pipeline.report import Report, Tally
+from kvzip.pipeline.spool import spooled_source
+from kvzip.pipeline.stages import BUDGET, BufferPool, run_stages
+from kvzip.pipeline.window import Window, window_bytes
+from kvzip.tensorfile import TensorSource
+
+Notice = Callable[[str], None]
+Progress = Callable[[int], None]
+
+
+def ignore(_: Any) -> None:
+    """A listener that does not listen."""
+
+
+@dataclass
+class Step:
+    """Some blocks of a window; the window's buffer is free again after the last step."""
+
+    window: Window
+    blocks: list[Block]
+    last: bool
+
+
+def compress(
+    source: TensorSource,
+    cache_map: CacheMap,
+    sink: BinaryIO,
+    *,
+    assignment: Assignment,
+    device: Device,
+    block_tokens: int = BLOCK_TOKENS,
+    identity: Mapping[str, Any] | None = None,
+    notice: Notice = ignore,
+    progress: Progress = ignore,
+) -> Report:
+    """Write ``source`` as one ``.kvz`` to ``sink``, which stays open and is never sought.
+
+    Args:
+        cache_map: the planes of ``source``.
+        assignment: a bound codec for each plane (:func:`kvzip.pipeline.assignment.assign`).
+        identity: what the header tells about the model and tokens that the cache belongs to.
+        notice: is told, in a sentence, when a pipe has to be spooled.
+        progress: is told how many more bytes of the source have been written, from another thread.
+    """
+    begin = time.perf_counter()
+    groups = assignment.groups(cache_map.planes)
+    writer = Writer(sink, _header(source, cache_map, assignment, block_tokens, identity or {}))
+    report = Report(original_bytes=sum(file.size for file in source.files))
+    tally = Tally()
+    forward = not source.seekable and is_forward(plan(cache_map, groups, block_tokens, forward=True))
+
+    def read(pool: BufferPool) -> Iterator[Step]:
+        for units in chunks(plan(cache_map, groups, block_tokens, forward=forward), lambda unit: unit.nbytes):
+            window = Window(units, pool.take(window_bytes(units)))
+            for slab, part in window.parts():
+                opened.read_runs(slab.tensor_map.tensor.file, *slab.runs(), part)
+            pieces = list(chunks((block for unit in units for block in unit.blocks()), lambda block: block.nbytes))
+            for number, blocks in enumerate(pieces, 1):
+                yield Step(window, blocks, number == len(pieces))
+        opened.finish()
+
+    def code(step: Step) -> tuple[Step, list[Coded]]:
+        step.window.upload(device)
+        return step, encode_blocks(step.blocks, step.window, assignment, device)
+
+    def write(pool: BufferPool, result: tuple[Step, list[Coded]]) -> None:
+        step, coded = result
+        for block, codec, encoded in coded:
+            writer.write_block(block, codec, encoded.sections)
+            tally.add(block, encoded.errors)
+            progress(block.nbytes)
+        report.blocks += len(coded)
+        if step.last:
+            pool.give(step.window.buffer)
+
+    with nullcontext(source) if source.seekable or forward else spooled_source(source, notice) as opened:
+        run_stages(read, code, write, BUDGET)
+    if statistics := tally.statistics(len(cache_map.planes)):
+        writer.write_statistics(statistics)
+    report.totals = writer.close()
+    report.stored_bytes = report.totals.total
+    report.errors = tally.totals()
+    report.seconds = time.perf_counter() - begin
+    return report
+
+
+def _header(
+    source: TensorSource, cache_map: CacheMap, assignment: Assignment, block_tokens: int, identity: Mapping[str, Any]
+) -> Header:
+    planes = cache_map.planes
+    return Header(
+        planes=planes,
+        codecs=[{"name": codec.name, "config": codec.config()} for codec in assignment.codecs],
+        plane_codec=[assignment.ids[plane.index] for plane in planes],
+        specs=[assignment.codec_of(plane).describe(plane) for plane in planes],
+        block_tokens=block_tokens,
+        map={**cache_map.to_json(), "sizes": [file.size for file in source.files]},
+        files=[(file.path, file.header) for file in source.files],
+        producer=f"kvzip {__version__}",
+        identity=dict(identity),
+        groups=assignment.groups(planes),
+    )
