@@ -47,7 +47,7 @@ def check_whole(source: TensorSource, layout: Layout, cache_map: CacheMap) -> No
     missing = set(range(min(present), max(present))) - present if planes and max(present) < 10**5 else set()
     if missing and not layout.partial:
         raise UsageError(
-            f"{source.name}: layers {layers_text(sorted(missing))} are missing between {min(present)} and {max(present)}; "
+            f"{source.name}: layers {layers_text(sorted(missing))} of {min(present)}-{max(present)} are missing; "
             f"{overrule}",
             code="layer-missing",
         )
