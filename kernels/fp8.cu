@@ -18,7 +18,7 @@ struct E4m3 {
     vu32 normal = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
     vu32 subnormal = as_bits(as_float(magnitude) + 16384.f) - 0x46800000u;  // 2^14: an ulp of 2^-9
     vu32 code = select(magnitude < 0x3c800000u, subnormal, normal);         // below 2^-6
-    code = select(magnitude >= 0x43e80000u, splat(saturate ? 0x7e : 0x7f), code);  // from 464 on: beyond 448
+    code = select(magnitude > 0x43e80000u, splat(saturate ? 0x7e : 0x7f), code);  // beyond 464, which rounds to 448
     code = select(magnitude > 0x7f800000u, splat(0x7f), code);
     return code | (u >> 24 & 0x80u);
   }
@@ -38,7 +38,7 @@ struct E5m2 {
     vu32 normal = ((magnitude + 0xfffffu + (magnitude >> 21 & 1u)) >> 21) - (112u << 2);
     vu32 subnormal = as_bits(as_float(magnitude) + 128.f) - 0x43000000u;  // 2^7: an ulp of 2^-16
     vu32 code = select(magnitude < 0x38800000u, subnormal, normal);       // below 2^-14
-    code = select(magnitude >= 0x47700000u, splat(saturate ? 0x7b : 0x7c), code);  // from 61440 on: beyond 57344
+    code = select(magnitude >= 0x47700000u, splat(saturate ? 0x7b : 0x7c), code);  // from 61440 on, which rounds to 65536
     code = select(magnitude > 0x7f800000u, splat(0x7f), code);
     return code | (u >> 24 & 0x80u);
   }

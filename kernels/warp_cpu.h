@@ -202,8 +202,11 @@ struct Column {
     bool joined = plane.head_stride == (i64)(plane.head_dim * sizeof(raw));
     c.whole = c.active == LANES && (joined || first % plane.head_dim + LANES <= plane.head_dim);
     c.base = (u8*)plane.data;
-    for (u32 l = 0; l < (c.whole ? 1 : LANES); ++l) {
-      u32 channel = first + (l < c.active ? l : 0);
+    i64 start = (i64)(first / plane.head_dim) * plane.head_stride + (i64)(first % plane.head_dim) * (i64)sizeof(raw);
+    for (u32 l = 0; l < LANES; ++l) c.offsets[l] = start + l * sizeof(raw);
+    if (c.whole) return c;
+    for (u32 l = 0; l < c.active; ++l) {
+      u32 channel = first + l;
       c.offsets[l] = (i64)(channel / plane.head_dim) * plane.head_stride + (i64)(channel % plane.head_dim) * (i64)sizeof(raw);
     }
     return c;

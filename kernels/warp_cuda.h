@@ -89,7 +89,6 @@ FN void store_some(T* p, vu32 v, u32 count) {
 }
 FN vu16 gather_u16(const u16* table, vu32 index) { return table[index]; }
 FN vf32 gather_f32(const float* table, vu32 index) { return table[index]; }
-FN vf32 gather_f32(const float* table, vu32 index) { return table[index]; }
 FN vu32 gather_row_u32(const u32* table, vu16 row) { return table[row * 32 + lane()]; }
 FN void count_row_u16(u16* table, vu16 row) { ++table[row * 32 + lane()]; }
 template <class T>
