@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 
 import ml_dtypes
 import numpy as np
 import pytest
-from tests.tensor_files import SAMPLES, copy_through, planes_of
-from tests.test_tensorfile import Pipe
 
 from kvzip.cache import Kind
 from kvzip.layouts import CacheMap, map_cache
 from kvzip.tensorfile import open_tensors, tensors_of
+from tests.tensor_files import SAMPLES, copy_through, planes_of
+from tests.test_tensorfile import Pipe
 
 GDS = "lmcache_gds/b353e44c989cd5f2.kvcache.safetensors"
 LAYOUTS = {
@@ -36,8 +37,6 @@ FILES = [name for name in LAYOUTS if (SAMPLES / name).is_file()]
 def reference() -> dict[tuple[int, Kind], np.ndarray]:
     """Layer and kind to ``[tokens, heads, head_dim]``, read without any of the code under test."""
     content = (SAMPLES / "perlayer.safetensors").read_bytes()
-    import json
-
     size = int.from_bytes(content[:8], "little")
     found: dict[tuple[int, Kind], np.ndarray] = {}
     for name, entry in json.loads(content[8 : 8 + size]).items():

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tensor_files import planes_of
 
 from kvzip.errors import CorruptError, UsageError
 from kvzip.layouts import CacheMap, Role, map_cache
 from kvzip.layouts.axes import Grid, parse_axes
 from kvzip.tensorfile import ArraySink, TensorSource, from_arrays
+from tests.tensor_files import planes_of
 
 SIZES = {"L": 3, "kv": 2, "B": 2, "T": 7, "N": 3, "b": 4, "H": 5, "D": 6, "C": 30, "2D": 12, "2C": 60, "A": 9, "1": 1}
 

@@ -1,4 +1,4 @@
-"""Threat: bytes get lost, moved or invented between files, folders, pipes and arrays, or a bad source is taken for a good one."""
+"""Threat: bytes get lost, moved or invented between files, folders, pipes and arrays, or a bad source passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
-from tests.tensor_files import SAMPLES, copy_through
 
 from kvzip.errors import CorruptError, RefusedError, UsageError
 from kvzip.tensorfile import (
@@ -27,6 +26,7 @@ from kvzip.tensorfile import (
     parse_header,
     tensors_of,
 )
+from tests.tensor_files import SAMPLES, copy_through
 
 PERLAYER = SAMPLES / "perlayer.safetensors"
 

@@ -1,7 +1,7 @@
 """Threat: a safetensors file that the library refuses gets through, or a sound one does not.
 
-The library is the oracle: everything it refuses must be refused, and everything it accepts must come out the same, but for the
-four points in which ``kvzip.tensorfile.header`` differs on purpose.
+The library is the oracle: everything it refuses must be refused, and everything it accepts must come out the same, but
+for the four points in which ``kvzip.tensorfile.header`` differs on purpose.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def test_bad_files_get_a_named_error(content: bytes, code: str) -> None:
 
 
 def test_errors_name_the_tensor() -> None:
-    with pytest.raises(CorruptError, match="'layers.3.key'"):
+    with pytest.raises(CorruptError, match=r"'layers\.3\.key'"):
         open_tensors(io.BytesIO(file_of({"layers.3.key": {**ENTRY, "shape": [5]}}, b"0000")))
 
 

@@ -44,12 +44,8 @@ LAYOUTS = (MLX,)
 
 def detect(source: TensorSource) -> list[Layout]:
     classes = _classes(source)
-    is_mlx = all(f"{layer}." in _layer_prefixes(source) for layer in classes) if classes else bool(MLX.fitting(source))
-    return [MLX] if is_mlx else []
-
-
-def _layer_prefixes(source: TensorSource) -> set[str]:
-    return {f"{found[1]}." for tensor in source.tensors if (found := _PART.fullmatch(tensor.name))}
+    present = {int(found[1]) for tensor in source.tensors if (found := _PART.fullmatch(tensor.name))}
+    return [MLX] if (present & set(classes) if classes else MLX.fitting(source)) else []
 
 
 def _classes(source: TensorSource) -> dict[int, str]:
