@@ -130,6 +130,11 @@ class ArrayReader:
         self._pieces = []
 
 
+def is_text(path: str) -> bool:
+    """Whether a path can be written as UTF-8: one with stray bytes, or from a hostile file, cannot."""
+    return path == path.encode(errors="replace").decode()
+
+
 def open_reader(path: Path) -> FileReader:
     try:
         file = path.open("rb", buffering=0)

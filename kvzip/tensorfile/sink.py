@@ -14,7 +14,7 @@ import numpy as np
 
 from kvzip.errors import CorruptError, RefusedError
 from kvzip.tensorfile.header import SourceFile, TensorInfo
-from kvzip.tensorfile.readers import as_bytes
+from kvzip.tensorfile.readers import as_bytes, is_text
 
 _FORBIDDEN = "\\:\0" if os.name == "nt" else "\0"
 
@@ -138,7 +138,7 @@ def _check_paths(files: Sequence[SourceFile]) -> None:
         path = PurePosixPath(file.path)
         parts = path.parts
         escapes = not parts or path.is_absolute() or ".." in parts or any(c in file.path for c in _FORBIDDEN)
-        if escapes or str(path) != file.path or file.path in seen:
+        if escapes or str(path) != file.path or not is_text(file.path) or file.path in seen:
             raise CorruptError(f"{file.path!r} is no path to restore a file under", code="unsafe-path")
         seen.add(file.path)
 

@@ -35,6 +35,7 @@ from kvzip.tensorfile.readers import (
     PipeReader,
     Reader,
     as_bytes,
+    is_text,
     open_reader,
 )
 
@@ -259,13 +260,9 @@ def _walk(folder: Path) -> list[str]:
     if not paths:
         raise UsageError(f"{folder} holds no files", code="empty-folder")
     for path in paths:
-        if not _is_text(path):
+        if not is_text(path):
             raise UsageError(f"{folder}: the file name {path!r} is not UTF-8", code="file-name")
     return sorted(paths, key=lambda path: (_natural(path), path))
-
-
-def _is_text(path: str) -> bool:
-    return path == path.encode(errors="replace").decode()
 
 
 def _raise(error: OSError) -> None:
