@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -11,6 +12,19 @@ from kvzip.layouts import CacheMap, map_cache
 from kvzip.tensorfile import TensorSource, open_sink
 
 SAMPLES = Path(__file__).parent / "data" / "layouts"
+
+
+class Pipe(io.RawIOBase):
+    """A stream that gives at most 1000 bytes a time and cannot seek."""
+
+    def __init__(self, content: bytes) -> None:
+        self._inner = io.BytesIO(content)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        return self._inner.readinto(memoryview(buffer)[:1000])
 
 
 def planes_of(source: TensorSource, cache_map: CacheMap, block_tokens: int = 1024) -> dict[int, np.ndarray]:

@@ -12,8 +12,7 @@ import pytest
 from kvzip.cache import Kind
 from kvzip.layouts import CacheMap, map_cache
 from kvzip.tensorfile import open_tensors, tensors_of
-from tests.tensor_files import SAMPLES, copy_through, planes_of
-from tests.test_tensorfile import Pipe
+from tests.tensor_files import SAMPLES, Pipe, copy_through, planes_of
 
 GDS = "lmcache_gds/b353e44c989cd5f2.kvcache.safetensors"
 LAYOUTS = {

@@ -26,22 +26,9 @@ from kvzip.tensorfile import (
     parse_header,
     tensors_of,
 )
-from tests.tensor_files import SAMPLES, copy_through
+from tests.tensor_files import SAMPLES, Pipe, copy_through
 
 PERLAYER = SAMPLES / "perlayer.safetensors"
-
-
-class Pipe(io.RawIOBase):
-    """A stream that gives at most 1000 bytes a time and cannot seek."""
-
-    def __init__(self, content: bytes) -> None:
-        self._inner = io.BytesIO(content)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        return self._inner.readinto(memoryview(buffer)[:1000])
 
 
 def read_all(source: TensorSource) -> dict[str, bytes]:
