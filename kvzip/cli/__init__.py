@@ -1,0 +1,77 @@
+"""The command line: one module per verb, and here the one place where a run ends.
+
+Whatever happens, it ends with a message on standard error and a documented exit code, never with a traceback; with
+``KVZIP_DEBUG=1`` errors are raised instead.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from kvzip.cli.failures import CLOSED_PIPE, Stopped, explain, is_closed_pipe
+from kvzip.cli.messages import Messages
+
+__all__ = ["main", "run"]
+
+
+def main() -> NoReturn:
+    """Run the command line of this process and exit."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        number = getattr(signal, name, None)
+        # What the parent ignores stays ignored: nohup, background jobs.
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _stop)
+    code = run(sys.argv[1:])
+    _leave_quietly()
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line ``arguments`` and return the exit code."""
+    Messages.reset()
+    try:
+        _invoke(arguments)
+        sys.stdout.flush()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 0
+    except BaseException as error:
+        if is_closed_pipe(error):
+            return CLOSED_PIPE
+        if os.environ.get("KVZIP_DEBUG") and not isinstance(error, Stopped):
+            raise
+        failure = explain(error)
+        Messages.current.error(failure)
+        return failure.exit_code
+    return 0
+
+
+def _invoke(arguments: Sequence[str]) -> None:
+    import typer
+
+    from kvzip.cli.app import app
+
+    if "_KVZIP_COMPLETE" in os.environ:  # the shell asks what could come next
+        app(prog_name="kvzip")
+    # Not by app(): that has ways of its own to end on errors of the system and on signals.
+    command = typer.main.get_command(app)
+    try:
+        with command.make_context("kvzip", list(arguments)) as context:
+            command.invoke(context)
+    except typer.Exit as end:
+        sys.exit(end.exit_code)
+
+
+def _stop(number: int, frame: object) -> None:
+    raise Stopped(number)
+
+
+def _leave_quietly() -> None:
+    """What Python still wants to flush at exit must not complain about a reader that has gone."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

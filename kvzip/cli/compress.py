@@ -1,0 +1,126 @@
+"""``kvzip compress``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvzip.cli import options, text
+from kvzip.cli.items import check_targets, compressed_name, for_each, remove_source
+from kvzip.cli.messages import Messages
+from kvzip.cli.progress import ProgressStyle
+
+if TYPE_CHECKING:
+    from kvzip.pipeline import Report
+
+Codec = Annotated[
+    str, typer.Option("--codec", metavar="NAME[:OPT=VAL,...]", help="cachegen, fp8, raw (lossless), or another's.")
+]
+Level = Annotated[
+    int | None, typer.Option("--level", metavar="1..9", min=1, max=9, help="More bins, less error; 5 is the codec's.")
+]
+Bins = Annotated[str | None, typer.Option(metavar="LAYERS:BINS,...", help="Bins by layer, as in 0-9:32,10-:16.")]
+Sinks = Annotated[
+    int | None,
+    typer.Option("--sinks", metavar="N", min=0, help="First tokens to keep exact; 0 for a chunk from the middle."),
+]
+BlockTokens = Annotated[
+    int, typer.Option("--block-tokens", metavar="N", min=1, help="Tokens in a block, the unit of random access.")
+]
+
+
+def compress(
+    files: options.Files = None,
+    output: options.Output = None,
+    stdout: options.Stdout = False,
+    codec: Codec = "cachegen",
+    level: Level = None,
+    k_bins: Bins = None,
+    v_bins: Bins = None,
+    sinks: Sinks = None,
+    block_tokens: BlockTokens = 1024,
+    layout: options.LayoutName = None,
+    heads: options.Heads = None,
+    head_dim: options.HeadDim = None,
+    force: options.Force = False,
+    keep: options.Keep = False,
+    remove: options.Remove = False,
+    sync: options.Sync = False,
+    threads: options.Threads = None,
+    device: options.DeviceName = "auto",
+    style: options.Progress = ProgressStyle.AUTO,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Compress KV caches: kv.safetensors becomes kv.safetensors.kvz.
+
+    \b
+    Examples:
+      kvzip compress kv.safetensors
+      kvzip compress kv.safetensors --codec fp8:scale=head -o small.kvz
+      kvzip compress kv.safetensors --level 7 --sinks 4
+      kvzip compress cache.safetensors --layout L,kv,T,H,D
+      cat kv.safetensors | kvzip compress --codec raw > kv.kvz
+    """
+    job = options.Job.of(quiet, verbose, style, device, threads)
+    inputs = options.inputs_of(files)
+    target = check_targets(inputs, output, stdout, force=force, keep=keep, remove=remove)
+    given = {"level": level, "k_bins": k_bins, "v_bins": v_bins, "sinks": sinks}
+    codec_options = {name: value for name, value in given.items() if value is not None}
+
+    def work(name: str) -> None:
+        from kvzip.api import compress as run
+
+        where = target or compressed_name(name)
+        begin = time.perf_counter()
+        before = Path(name).stat() if remove else None
+        with job.progress("compress", name, lambda: _size(name)) as update:
+            report = run(
+                name, where,
+                codec=codec, layout=layout, heads=heads, head_dim=head_dim, device=job.device,
+                block_tokens=block_tokens, force=force, sync=sync or remove,
+                notice=job.messages.notice, progress=update, **codec_options,
+            )  # fmt: skip
+        if before is not None:
+            remove_source(name, before, lambda: _read_back(where))
+        _tell(job.messages, name, where, codec, report, time.perf_counter() - begin)
+
+    for_each(inputs, work, "compressed", job.messages)
+
+
+def _size(name: str) -> int | None:
+    return Path(name).stat().st_size if Path(name).is_file() else None
+
+
+def _read_back(target: str) -> None:
+    from kvzip.devices import get_device
+    from kvzip.verification import verify_members
+
+    with Path(target).open("rb") as file:
+        verify_members(file, target, device=get_device("cpu"))
+
+
+def _tell(messages: Messages, name: str, target: str, codec: str, report: Report, seconds: float) -> None:
+    from kvzip.quality import worst
+
+    original, stored = text.size(report.original_bytes), text.size(report.stored_bytes)
+    found = worst(report.errors)
+    told = ", ".join(f"{kind} {text.error(e.relative)} (layer {e.plane.layer})" for kind, e in found.items())
+    messages.result(
+        f"{text.called(name)}: {report.stored_bytes / report.original_bytes:.2%} ({original} -> {stored}, "
+        f"{text.called(target, out=True)}), {codec}, {seconds:.2f} s{f', worst error: {told}' if told else ''}",
+        verb="compress",
+        input=name,
+        output=target,
+        codec=codec,
+        original_bytes=report.original_bytes,
+        stored_bytes=report.stored_bytes,
+        seconds=round(seconds, 6),
+        worst_errors={
+            kind: {"layer": error.plane.layer, "relative_error": text.finite(error.relative)}
+            for kind, error in found.items()
+        },
+    )

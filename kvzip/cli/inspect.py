@@ -1,0 +1,220 @@
+"""``kvzip inspect``: geometry, codec, bytes and errors of a file, from its header and index."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvzip.cli import options, text
+from kvzip.cli.items import for_each
+
+if TYPE_CHECKING:
+    from kvzip.cache import Plane
+    from kvzip.inspection import Inspection, PlaneError
+    from kvzip.layouts import CacheMap
+
+
+def inspect(
+    files: options.Files = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with -v each section's place too.")] = False,
+    layout: options.LayoutName = None,
+    heads: options.Heads = None,
+    head_dim: options.HeadDim = None,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Show what a .kvz holds, how it is coded and what its bytes are spent on; -v lists every block.
+
+    Of a pipe the header is shown. Of a safetensors file or folder: how compress would map its tensors.
+
+    \b
+    Examples:
+      kvzip inspect kv.safetensors.kvz
+      kvzip inspect --json kv.safetensors.kvz | jq .members[0].channel_specs
+      kvzip inspect kv.safetensors
+    """
+    messages = options.Job.of(quiet, verbose).messages
+
+    def show(name: str) -> None:
+        from kvzip.inspection import SCHEMA, is_kvz, members_of
+        from kvzip.layouts import map_cache
+        from kvzip.tensorfile import open_tensors
+
+        with options.open_input(name) as (file, called):
+            if file is not None and is_kvz(file, called):
+                members = members_of(file, called)
+                if as_json:
+                    found = [member.to_json(sections=bool(verbose)) for member in members]
+                    print(json.dumps({"schema": SCHEMA, "file": called, "format": "kvz", "members": found}))
+                else:
+                    for member in members:
+                        _print(_member_lines(member, called, messages.verbose))
+                return
+            with open_tensors(name if file is None else file) as source:
+                cache_map = map_cache(source, layout, heads, head_dim)
+                nbytes = sum(entry.size for entry in source.files)
+        if as_json:
+            print(json.dumps({"schema": SCHEMA, "file": called, "format": "safetensors", **_map_json(cache_map)}))
+        else:
+            _print(_source_lines(cache_map, called, nbytes, messages.verbose))
+
+    for_each(options.inputs_of(files), show, "shown", messages)
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(text.plain(line))
+
+
+def _member_lines(member: Inspection, name: str, verbose: int) -> Iterable[str]:
+    reader = member.reader
+    yield f"{name}{f', member {member.number}' if reader and len(reader.members) > 1 else ''}"
+    yield from _fields(
+        [
+            ("written by", member.header.producer),
+            ("layout", member.layout),
+            *_geometry(member.planes),
+            ("other tensors", _others(member.header.planes)),
+            *(("codec", _codec(codec)) for codec in member.codecs()),
+            *(
+                (f"{kind} channels" if number == 0 else "", f"layers {text.runs(layers)}: {_spec(spec)}")
+                for kind, runs in member.channel_specs().items()
+                for number, (layers, spec) in enumerate(runs)
+            ),
+            ("belongs to", json.dumps(member.header.identity) if member.header.identity else ""),
+            ("size", _sizes(member)),
+        ]
+    )
+    if reader is None:
+        yield "  the input is a pipe: only its header was read"
+        return
+    yield ""
+    yield _components(member)
+    if errors := member.errors():
+        yield ""
+        yield _errors(errors)
+    if verbose:
+        yield ""
+        yield _blocks(member)
+
+
+def _fields(rows: Sequence[tuple[str, str]]) -> Iterable[str]:
+    for label, value in rows:
+        if value:
+            yield f"  {label:<16}{value}"
+
+
+def _geometry(planes: Sequence[Plane]) -> Iterable[tuple[str, str]]:
+    """One row for all planes of equal shape: which layers and kinds, and the shape."""
+    found: dict[tuple[Any, ...], list[Plane]] = {}
+    for plane in planes:
+        found.setdefault((plane.tokens, plane.heads, plane.head_dim, plane.dtype), []).append(plane)
+    for number, ((tokens, heads, head_dim, dtype), members) in enumerate(found.items()):
+        layers = sorted({plane.layer for plane in members})
+        kinds = " and ".join(f"{kind}s" for kind in dict.fromkeys(plane.kind for plane in members))
+        sequences = len({plane.sequence for plane in members})
+        yield (
+            "geometry" if number == 0 else "",
+            f"{len(layers)} layers ({text.runs(layers)}), {kinds}: "
+            f"{f'{sequences} sequences x ' if sequences > 1 else ''}{tokens} tokens x {heads} heads x {head_dim}, {dtype}",
+        )
+
+
+def _others(planes: Iterable[Plane]) -> str:
+    sizes = [plane.nbytes for plane in planes if plane.kind == "bytes"]
+    return f"{len(sizes)}, {text.size(sum(sizes))}, stored losslessly" if sizes else ""
+
+
+def _codec(codec: dict[str, Any]) -> str:
+    config = " ".join(f"{option}={value}" for option, value in codec["config"].items())
+    return f"{codec['name']} {config}".rstrip()
+
+
+def _spec(spec: dict[str, Any]) -> str:
+    return ", ".join(f"{value} {unit}" for unit, value in spec.items()) or "as they are"
+
+
+def _sizes(member: Inspection) -> str:
+    original = text.size(member.original_bytes)
+    if member.stored_bytes is None:
+        return f"{original} uncompressed"
+    bits = member.bits_per_element
+    return f"{original} -> {text.size(member.stored_bytes)}, ratio {member.ratio:.3f}" + (
+        f", {bits:.3f} bits per element" if bits else ""
+    )
+
+
+def _components(member: Inspection) -> str:
+    total, elements = member.stored_bytes or 0, member.elements
+    rows = [("component", "bytes", "share", "bits/element")]
+    for label, count in [*member.components(), ("total", total)]:
+        bits = f"{8 * count / elements:.4f}" if elements else "-"
+        rows.append((label, f"{count}", f"{count / total:.2%}", bits))
+    return text.table(rows, indent="  ")
+
+
+def _errors(errors: Sequence[PlaneError]) -> str:
+    rows = [("recorded error", "mean", "worst", "in layer", "largest difference")]
+    for kind in dict.fromkeys(error.plane.kind for error in errors):
+        of_kind = [error for error in errors if error.plane.kind == kind]
+        worst = max(of_kind, key=lambda error: error.rank)
+        mean = sum(error.rank for error in of_kind) / len(of_kind)
+        largest = max(float("inf") if error.max_abs is None else error.max_abs for error in of_kind)
+        rows.append((kind, text.error(mean), text.error(worst.rank), str(worst.plane.layer), text.error(largest)))
+    return text.table(rows, indent="  ")
+
+
+def _blocks(member: Inspection) -> str:
+    assert member.reader is not None
+    rows = [("block", "tokens", "codec", "offset", "bytes", "bits/element")]
+    for entry in member.reader.index:
+        planes = entry.block.planes
+        label = f"{planes[0]}{f' and {len(planes) - 1} more' if len(planes) > 1 else ''}"
+        elements = entry.block.tokens * sum(plane.channels for plane in planes)
+        tokens, codec = f"{entry.block.start}:{entry.block.stop}", member.header.codecs[entry.codec]["name"]
+        bits = f"{8 * entry.length / elements:.4f}" if elements else "-"
+        rows.append((label, tokens, codec, f"{entry.offset}", f"{entry.length}", bits))
+    return text.table(rows, left=3, indent="  ")
+
+
+def _source_lines(cache_map: CacheMap, name: str, nbytes: int, verbose: int) -> Iterable[str]:
+    planes = [plane for plane in cache_map.planes if plane.kind != "bytes"]
+    yield name
+    yield from _fields(
+        [
+            ("layout", f"{cache_map.layout}, {len(cache_map.maps)} tensors"),
+            *_geometry(planes),
+            ("other tensors", _others(cache_map.planes)),
+            ("size", f"{text.size(nbytes)}, not compressed"),
+            *(("note", notice) for notice in cache_map.notices),
+        ]
+    )
+    if verbose:
+        rows = [("tensor", "axes", "planes")]
+        for entry in cache_map.maps:
+            first = f"{entry.planes[0]}{f' to {entry.planes[-1]}' if len(entry.planes) > 1 else ''}"
+            rows.append((str(entry.tensor), ",".join(entry.axes) or "-", first if entry.axes else "stored losslessly"))
+        yield ""
+        yield text.table(rows, left=3, indent="  ")
+
+
+def _map_json(cache_map: CacheMap) -> dict[str, Any]:
+    planes = [plane for plane in cache_map.planes if plane.kind != "bytes"]
+    return {
+        "layout": cache_map.layout,
+        "notices": list(cache_map.notices),
+        "layer_count": len({plane.layer for plane in planes}),
+        "tensors": [
+            {
+                "name": entry.tensor.label,
+                "dtype": entry.tensor.tag,
+                "shape": list(entry.tensor.shape),
+                "axes": ",".join(entry.axes) or None,
+                "planes": [{"layer": plane.layer, "kind": plane.kind} for plane in entry.planes],
+            }
+            for entry in cache_map.maps
+        ],
+    }

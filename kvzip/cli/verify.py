@@ -1,0 +1,145 @@
+"""``kvzip verify``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvzip.cli import options, text
+from kvzip.cli.items import for_each
+from kvzip.cli.messages import Messages
+from kvzip.cli.progress import ProgressStyle
+from kvzip.errors import KvzipError, UsageError
+
+if TYPE_CHECKING:
+    from kvzip.pipeline import PlaneErrors
+
+Deep = Annotated[bool, typer.Option("--deep", help="Decode everything, too.")]
+Against = Annotated[
+    str | None, typer.Option("--against", metavar="REF", help="Report the errors against this safetensors file.")
+]
+FailAbove = Annotated[
+    float | None,
+    typer.Option("--fail-above", metavar="X", min=0, help="Fail (1) if a layer's relative error is larger."),
+]
+
+
+def verify(
+    files: options.Files = None,
+    deep: Deep = False,
+    against: Against = None,
+    fail_above: FailAbove = None,
+    layout: options.LayoutName = None,
+    heads: options.Heads = None,
+    head_dim: options.HeadDim = None,
+    member: options.Member = None,
+    threads: options.Threads = None,
+    device: options.DeviceName = "auto",
+    style: options.Progress = ProgressStyle.AUTO,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Check the structure and every checksum of .kvz files, without writing anything.
+
+    The layout options describe the reference, where it differs from the file that was compressed.
+
+    \b
+    Examples:
+      kvzip verify *.kvz
+      kvzip verify --deep kv.safetensors.kvz
+      kvzip verify --against kv.safetensors --fail-above 0.1 kv.safetensors.kvz
+    """
+    job = options.Job.of(quiet, verbose, style, device, threads)
+    inputs = options.inputs_of(files)
+    if fail_above is not None and against is None:
+        raise UsageError("--fail-above needs --against REF to measure the errors", code="no-reference")
+
+    def work(name: str) -> None:
+        verify_input(job, name, deep)
+        if against is not None:
+            errors = _compare(job, name, against, member, {"layout": layout, "heads": heads, "head_dim": head_dim})
+            _tell_errors(job.messages, name, against, errors)
+            _judge(name, errors, fail_above)
+
+    for_each(inputs, work, "sound", job.messages)
+
+
+def verify_input(job: options.Job, name: str, deep: bool) -> None:
+    """Check one input and say so. Raises what is wrong with it."""
+    from kvzip.verification import verify_members
+
+    begin = time.perf_counter()
+    with (
+        options.open_input(name) as (file, called),
+        job.progress("verify", name, lambda: options.restored_size(name)) as update,
+    ):
+        if file is None:
+            raise UsageError(f"{name} is a folder; expected a .kvz file", code="not-a-file")
+        reports = verify_members(file, called, device=job.device if deep else None, progress=update)
+    seconds = time.perf_counter() - begin
+    stored, blocks = sum(report.stored_bytes for report in reports), sum(report.blocks for report in reports)
+    job.messages.result(
+        f"{called}: {text.size(stored)}, {blocks} blocks, {'all decoded' if deep else 'checksums right'}, "
+        f"{seconds:.2f} s",
+        verb="verify",
+        input=name,
+        deep=deep,
+        members=len(reports),
+        blocks=blocks,
+        stored_bytes=stored,
+        seconds=round(seconds, 6),
+    )
+
+
+def _compare(
+    job: options.Job, name: str, against: str, member: int | None, layout: dict[str, Any]
+) -> list[PlaneErrors]:
+    from kvzip.opening import open_stored
+    from kvzip.tensorfile import open_tensors
+    from kvzip.verification import compare
+
+    with (
+        open_stored(name, member) as stored,
+        open_tensors(against) as reference,
+        job.progress("compare", name, lambda: sum(entry.size for entry in reference.files)) as update,
+    ):
+        return compare(stored, reference, device=job.device, progress=update, **layout)
+
+
+def _tell_errors(messages: Messages, name: str, against: str, errors: Sequence[PlaneErrors]) -> None:
+    from kvzip.quality import worst
+
+    rows = [("plane", "relative error", "largest difference")]
+    shown = errors if messages.verbose else worst(errors).values()
+    rows += [(str(error.plane), text.error(error.relative), text.error(error.max_abs)) for error in shown]
+    which = "each plane" if messages.verbose else "the worst plane of each kind"
+    messages.answer(
+        f"{name} against {against}, {which}:\n{text.table(rows, indent='  ')}",
+        verb="compare",
+        input=name,
+        against=against,
+        errors=[
+            {
+                "layer": error.plane.layer,
+                "kind": error.plane.kind,
+                "sequence": error.plane.sequence,
+                "relative_error": text.finite(error.relative),
+                "max_abs": text.finite(error.max_abs),
+            }
+            for error in errors
+        ],
+    )
+
+
+def _judge(name: str, errors: Sequence[PlaneErrors], limit: float | None) -> None:
+    bad = [error for error in errors if limit is not None and not error.relative <= limit]
+    if bad:
+        most = max(bad, key=lambda error: error.relative)
+        raise KvzipError(
+            f"{name}: {len(bad)} of {len(errors)} planes have a relative error above {limit:g}; the worst is "
+            f"{most.plane} with {text.error(most.relative)}",
+            code="error-above",
+        )
