@@ -236,7 +236,8 @@ class Cache:
                 f"{self._reader.source.name} has no {kind} of layer {layer}; its layers are {self.layers}",
                 code="no-plane",
             )
-        wanted = as_range(tokens, "tokens") or range(plane.tokens)
+        wanted = as_range(tokens, "tokens")
+        wanted = range(plane.tokens) if wanted is None else wanted
         start, stop = (min(edge, plane.tokens) for edge in (wanted.start, wanted.stop))
         array = decode_plane(self._stored, plane.index, start, stop, self._device)
         return _like(np.asarray(self._device.to_host(array)).view(plane.dtype), self._like)

@@ -51,10 +51,7 @@ def open_reader(source: PathLike | BinaryIO, member: int | None = None) -> Reade
     """A random reader of one member of a path or a seekable stream; see :func:`open_stored`."""
     reader = Reader.open(source)
     try:
-        if member is None:
-            _check_members(reader.source.name, len(reader.members), 1)
-            return reader
-        _check_members(reader.source.name, len(reader.members), member + 1)
+        _check_members(reader.source.name, len(reader.members), member)
         return reader.member(member) if member else reader
     except BaseException:
         reader.close()
@@ -67,19 +64,19 @@ def _stream_member(stream: BinaryIO, name: str | None, member: int | None) -> It
         if number == (member or 0):
             yield StoredCache(reader)
             if member is None and next(members, None) is not None:
-                _check_members(reader.name, 2, 1)
+                _check_members(reader.name, 2, member)
             return
-    _check_members(name or "the stream", number + 1, (member or 0) + 1)
+    _check_members(reader.name, number + 1, member)
 
 
-def _check_members(name: str, found: int, wanted: int) -> None:
-    if found > wanted == 1:
+def _check_members(name: str, found: int, member: int | None) -> None:
+    if member is None and found > 1:
         raise UsageError(
             f"{name} holds {found} caches or more, one after the other: say which one is meant (member 0, 1...)",
             code="several-members",
         )
-    if found < wanted:
-        raise UsageError(f"{name} holds {found} caches, there is no member {wanted - 1}", code="no-member")
+    if member is not None and not 0 <= member < found:
+        raise UsageError(f"{name} holds {found} caches, there is no member {member}", code="no-member")
 
 
 @contextmanager

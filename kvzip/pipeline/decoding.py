@@ -124,9 +124,9 @@ def decode_plane(stored: StoredCache, plane: int, start: int, stop: int, device:
     return array
 
 
-def verify(stored: StoredCache, *, deep: bool, device: Device, progress: Progress = ignore) -> Report:
-    """Read all of a cache and compare its checksums; if ``deep``, decode it, too. Raises what decompressing would."""
-    if deep:
+def verify(stored: StoredCache, *, device: Device | None = None, progress: Progress = ignore) -> Report:
+    """Read all of a cache, compare its checksums, and with a device decode it, too. Raises what decompressing would."""
+    if device is not None:
         return decompress(stored, stored.select(), Discard(), device=device, progress=progress)
     begin = time.perf_counter()
     report = Report(original_bytes=sum(file.size for file in stored.files))
