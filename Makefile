@@ -1,17 +1,19 @@
 # The two commands of the README (demo, test) and the developers' habits. `make setup` fetches what the others need into .venv.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check fmt bench wheels clean
+.PHONY: help setup demo test lint check fmt bench gpu-check wheels clean
 
 # The first of these that is a Python 3.11 to 3.13; PYTHON=... chooses another.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
+# The Python that has CuPy; kvzip need not be installed in it.
+GPU_PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 TARGETS := x86_64-linux aarch64-linux aarch64-macos x86_64-windows
 
 help: ## List the targets.
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make .venv with kvzip (editable) and the tools; no torch, no compiler needed.
 
@@ -40,6 +42,9 @@ fmt: setup ## Format the code and mend what ruff can.
 
 bench: setup ## Measure kvzip beside its peers on inputs of its own making.
 	$(BIN)/python -m benchmarks
+
+gpu-check: ## On a machine with a GPU and CuPy: equal bytes, damaged input, speed. Nothing is installed or fetched.
+	$(GPU_PYTHON) -m tools.gpu_check
 
 wheels: setup ## Wheels of all platforms and the source archive, into dist/.
 	rm -rf dist

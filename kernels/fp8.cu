@@ -45,6 +45,9 @@ struct E5m2 {
   static METHOD vf32 decode(vu32 b) { return half_to_float(narrow(b << 8)); }
 };
 
+// A NaN goes through unchanged: what arithmetic makes of its sign and payload differs between processors.
+FN vf32 unless_nan(vf32 result, vf32 x) { return select((vm32)(x == x), result, x); }
+
 // How the lanes of a column find their scales. All of one head share a number; else each lane has its own.
 enum Scaling { UNSCALED, UNIFORM, PER_LANE };
 
@@ -98,7 +101,7 @@ FN void fp8_encode_column(const Plane& plane, const Fp8Block& block, u32 group, 
       restored = F::decode(byte);  // exact in every element type
     } else {
       vf32 scale = scales.at(t);
-      byte = F::encode(x / scale, saturate);
+      byte = F::encode(unless_nan(x / scale, x), saturate);
       restored = E::to_float(E::from_float(F::decode(byte) * scale));
     }
     if (WHOLE)
@@ -127,7 +130,7 @@ FN void fp8_decode_column(const Plane& plane, const Fp8Block& block, u32 group, 
   for (u32 t = start; t < stop; ++t) {
     const u8* row = in + (u64)t * channels;
     vf32 x = F::decode(widen(WHOLE ? load_u8(row) : load_some(row, column.active)));
-    if (S != UNSCALED) x = x * scales.at(t);
+    if (S != UNSCALED) x = unless_nan(x * scales.at(t), x);
     column.template store<WHOLE>(t, E::from_float(x));
   }
 }

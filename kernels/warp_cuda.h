@@ -128,15 +128,17 @@ struct Column {
 };
 
 // ------------------------------------------------------------------------------------------- half precision
+// The conversion instructions forget what NaN it was; CPUs only make it quiet.
 FN vf32 half_to_float(vu16 h) {
   float f;
   asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((unsigned short)h));
-  return f;
+  return (h & 0x7fffu) > 0x7c00u ? as_float((h & 0x8000u) << 16 | 0x7fc00000u | (h & 0x3ffu) << 13) : f;
 }
 FN vu16 float_to_half(vf32 f) {
   unsigned short h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
-  return h;
+  u32 u = as_bits(f);
+  return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16 & 0x8000u) | 0x7e00u | (u >> 13 & 0x3ffu) : h;
 }
 FN float scalar_half_to_float(u32 bits) { return half_to_float(bits); }
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 from kvzip.devices.base import Array, Device
 from kvzip.errors import UnsupportedError, UsageError
 
@@ -14,11 +12,12 @@ def get_device(spec: str = "auto", threads: int | None = None) -> Device:
     """The device that ``spec`` names.
 
     Args:
-        spec: ``"cpu"``; ``"cuda"`` or ``"cuda:N"``; ``"auto"`` for a GPU if a usable one is here, else the CPU.
+        spec: ``"cpu"``; ``"cuda"`` or ``"cuda:N"``; ``"auto"`` for the first GPU if one can be used, else the CPU.
+            ``str()`` of the result says on one line what was taken.
         threads: how many threads the CPU may use; all that this process may run on if None.
 
     Raises:
-        UsageError: ``spec`` is none of these.
+        UsageError: ``spec`` is none of these, or there is no GPU of that number.
         UnsupportedError: the device is not here; the message says what is missing.
     """
     kind, _, number = spec.partition(":")
@@ -41,13 +40,6 @@ def _cpu(threads: int | None) -> Device:
 
 
 def _cuda(index: int) -> Device:
-    missing = "kvzip's cuda device is not in this installation"
-    try:
-        device: Device = importlib.import_module("kvzip.devices.cuda").Cuda(index)
-    except ModuleNotFoundError as error:
-        if error.name == "cupy":
-            missing = "CuPy is not installed: pip install 'kvzip[cuda12]' or 'kvzip[cuda13]', as the driver has it"
-        elif error.name != "kvzip.devices.cuda":
-            raise
-        raise UnsupportedError(f"no GPU can be used: {missing}; --device cpu needs none", code="no-cuda") from error
-    return device
+    from kvzip.devices.cuda import Cuda
+
+    return Cuda(index)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from math import prod
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 Array = Any
 """A numpy array on the CPU, a cupy array on a GPU."""
+
+SECTION_PADDING = 128
+"""Readable bytes behind the last section of a block: coders look ahead."""
 
 
 class Device(ABC):
@@ -21,6 +27,15 @@ class Device(ABC):
 
     name: str
     xp: ModuleType
+    batch_bytes: int = 16 << 20
+    """What one launch should have to do: enough for all cores, little enough for the caches between two kernels."""
+
+    def activate(self) -> AbstractContextManager[None]:
+        """Make this device the one on which the calling thread's arrays are allocated; cheap, and may be nested.
+
+        Around all work on a device that is not the first of its kind.
+        """
+        return nullcontext()
 
     @abstractmethod
     def launch(self, kernel: str, warps: int, *arguments: Array | int | float) -> None:
@@ -42,19 +57,35 @@ class Device(ABC):
         """A numpy array as an array of this device; no copy if it is one already."""
 
     @abstractmethod
-    def to_host(self, array: Array) -> Any:
-        """An array of this device as a numpy array; no copy on the CPU."""
+    def to_host(self, array: Array, out: np.ndarray | None = None) -> Any:
+        """An array of this device as a numpy array, in ``out`` (C-contiguous, of as many bytes) if that is given.
+
+        Without ``out`` there is no copy on the CPU. Waits for what was launched before.
+        """
+
+    def to_device_all(self, arrays: Sequence[Any]) -> list[Array]:
+        """Many byte arrays by one copy; each starts at a multiple of 8 bytes, SECTION_PADDING follows the last."""
+        return [self.to_device(array) for array in arrays]
+
+    def to_host_all(self, arrays: Sequence[Array]) -> list[Any]:
+        """Many arrays, waiting once."""
+        return [self.to_host(array) for array in arrays]
+
+    def host_buffer(self, nbytes: int) -> np.ndarray:
+        """Host memory, uint8, contents undefined, that this device copies from and to fast."""
+        return np.empty(nbytes, np.uint8)
 
     def scratch(self, name: str, shape: tuple[int, ...], dtype: Any) -> Array:
         """A reusable array for what lives no longer than one call of a codec; its contents are undefined.
 
         The next call with the same name gets the same memory, grown where needed. Not for results that are handed on.
         """
-        dtype = self.xp.dtype(dtype)
+        dtype = np.dtype(dtype)
         nbytes = prod(shape) * dtype.itemsize
         buffer = self._scratch.get(name)
         if buffer is None or buffer.nbytes < nbytes:
-            buffer = self._scratch[name] = self.xp.empty(max(nbytes, 64), self.xp.uint8)
+            with self.activate():
+                buffer = self._scratch[name] = self.xp.empty(max(nbytes, 64), np.uint8)
         return buffer[:nbytes].view(dtype).reshape(shape)
 
     def constant(self, key: Hashable, make: Callable[[], Any]) -> Array:

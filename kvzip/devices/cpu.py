@@ -53,6 +53,9 @@ class Cpu(Device):
         self._library = _load(self.level)
         self._kernels: dict[str, Any] = {}
 
+    def __str__(self) -> str:
+        return f"cpu, {self.level}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+
     def launch(self, kernel: str, warps: int, *arguments: Array | int | float) -> None:
         """Run ``kernel`` for warps ``0..warps-1``; returns when all are done.
 
@@ -89,8 +92,11 @@ class Cpu(Device):
     def to_device(self, array: Any) -> Array:
         return np.asarray(array)
 
-    def to_host(self, array: Array) -> Any:
-        return array
+    def to_host(self, array: Array, out: np.ndarray | None = None) -> Any:
+        if out is None:
+            return array
+        out.reshape(-1).view(np.uint8)[...] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return out
 
     def _find(self, kernel: str) -> Any:
         try:
