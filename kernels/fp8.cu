@@ -12,16 +12,37 @@ struct Fp8Block {
 
 constexpr u32 FP8_TILE = 64;
 
-struct E4m3 {
-  static METHOD vu32 encode(vf32 x, bool saturate) {
-    vu32 u = as_bits(x), magnitude = u & 0x7fffffffu;
-    vu32 normal = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
-    vu32 subnormal = as_bits(as_float(magnitude) + 16384.f) - 0x46800000u;  // 2^14: an ulp of 2^-9
-    vu32 code = select(magnitude < 0x3c800000u, subnormal, normal);         // below 2^-6
-    code = select(magnitude > 0x43e80000u, splat(saturate ? 0x7e : 0x7f), code);  // beyond 464, which rounds to 448
-    code = select(magnitude > 0x7f800000u, splat(0x7f), code);
-    return code | (u >> 24 & 0x80u);
+// What a number becomes: its code, and the magnitude that the code stands for.
+struct Fp8Code {
+  vu32 code;
+  vf32 magnitude;
+};
+
+// A format with MANTISSA bits after the point, exponents from SMALLEST (of normal numbers, as float32 bits) on. Numbers
+// are rounded to the nearest code, ties to even. Those above LIMIT become LARGEST, or OVERFLOW without saturation.
+template <u32 MANTISSA, u32 BIAS, u32 SMALLEST, u32 LIMIT, u32 LARGEST, u32 OVERFLOW>
+struct Fp8Format {
+  static METHOD Fp8Code encode(vf32 x, bool saturate) {
+    constexpr u32 SHIFT = 23 - MANTISSA;
+    // Adding this to a subnormal rounds it to a multiple of the smallest step, which then are the sum's lowest bits.
+    vf32 step_adder = as_float(splat(SMALLEST + (SHIFT << 23)));
+    vu32 u = as_bits(x), bits = u & 0x7fffffffu;
+    vu32 rounded = (bits + ((1u << (SHIFT - 1)) - 1u) + (bits >> SHIFT & 1u)) & ~((1u << SHIFT) - 1u);
+    vf32 sum = as_float(bits) + step_adder;
+    vm32 subnormal = bits < SMALLEST, beyond = bits > LIMIT;
+    vu32 code = select(subnormal, as_bits(sum) - as_bits(step_adder), (rounded >> SHIFT) - (BIAS << MANTISSA));
+    code = select(beyond, splat(saturate ? LARGEST : OVERFLOW), code);
+    code = select(bits > 0x7f800000u, splat(0x7f), code);
+    vf32 magnitude = select(subnormal, sum - step_adder, as_float(rounded));
+    u32 largest = ((LARGEST + (BIAS << MANTISSA)) << SHIFT);
+    magnitude = select(beyond, as_float(splat(saturate ? largest : 0x7f800000u)), magnitude);
+    return {code | (u >> 24 & 0x80u), magnitude};
   }
+};
+
+// LIMIT is the midpoint between the largest number and what would be the next: 464 rounds down to the even 448, while
+// 61440 rounds up to 65536.
+struct E4m3 : Fp8Format<3, 120, 0x3c800000, 0x43e80000, 0x7e, 0x7f> {
   static METHOD vf32 decode(vu32 b) {
     vu32 magnitude = b & 0x7fu;
     vf32 normal = as_float((magnitude << 20) + (120u << 23));
@@ -32,16 +53,7 @@ struct E4m3 {
   }
 };
 
-struct E5m2 {
-  static METHOD vu32 encode(vf32 x, bool saturate) {
-    vu32 u = as_bits(x), magnitude = u & 0x7fffffffu;
-    vu32 normal = ((magnitude + 0xfffffu + (magnitude >> 21 & 1u)) >> 21) - (112u << 2);
-    vu32 subnormal = as_bits(as_float(magnitude) + 128.f) - 0x43000000u;  // 2^7: an ulp of 2^-16
-    vu32 code = select(magnitude < 0x38800000u, subnormal, normal);       // below 2^-14
-    code = select(magnitude >= 0x47700000u, splat(saturate ? 0x7b : 0x7c), code);  // from 61440 on, which rounds to 65536
-    code = select(magnitude > 0x7f800000u, splat(0x7f), code);
-    return code | (u >> 24 & 0x80u);
-  }
+struct E5m2 : Fp8Format<2, 112, 0x38800000, 0x476fffff, 0x7b, 0x7c> {
   static METHOD vf32 decode(vu32 b) { return half_to_float(narrow(b << 8)); }
 };
 
@@ -94,27 +106,20 @@ FN void fp8_encode_column(const Plane& plane, const Fp8Block& block, u32 group, 
   u8* out = (u8*)block.bytes + (u64)group * LANES;
   vf32 squared = splatf(0.f), energy = splatf(0.f), worst = splatf(0.f);
   for (u32 t = start; t < stop; ++t) {
-    vf32 x = E::to_float(column.template load<WHOLE>(t)), restored;
-    vu32 byte;
-    if (S == UNSCALED) {
-      byte = F::encode(x, saturate);
-      restored = F::decode(byte);  // exact in every element type
-    } else {
-      vf32 scale = scales.at(t);
-      byte = F::encode(unless_nan(x / scale, x), saturate);
-      restored = E::to_float(E::from_float(F::decode(byte) * scale));
-    }
-    if (WHOLE)
-      store_u8(out + (u64)t * channels, narrow(byte));
-    else
-      store_some(out + (u64)t * channels, narrow(byte), column.active);
-    vf32 difference = restored - x;
+    vf32 x = E::to_float(column.template load<WHOLE>(t)), magnitude = absolute(x);
+    vf32 scale = S == UNSCALED ? splatf(1.f) : scales.at(t);
+    Fp8Code coded = F::encode(S == UNSCALED ? x : unless_nan(x / scale, x), saturate);
+    store_bytes<WHOLE>(out + (u64)t * channels, coded.code, column.active);
+    // Every element type holds an unscaled code exactly.
+    vf32 restored = S == UNSCALED ? coded.magnitude : E::to_float(E::from_float(coded.magnitude * scale));
+    vf32 difference = absolute(restored - magnitude);
     // NaN and infinities have no error to speak of.
-    vm32 finite = absolute(difference) < as_float(splat(0x7f800000));
+    vm32 finite = difference < as_float(splat(0x7f800000));
     difference = select(finite, difference, splatf(0.f));
+    magnitude = select(finite, magnitude, splatf(0.f));
     squared = squared + difference * difference;
-    energy = energy + select(finite, x * x, splatf(0.f));
-    worst = maximum(worst, absolute(difference));
+    energy = energy + magnitude * magnitude;
+    worst = maximum(worst, difference);
   }
   errors.squared = errors.squared + warp_sum(squared);
   errors.energy = errors.energy + warp_sum(energy);

@@ -84,6 +84,8 @@ FN u32 largest(vu16 x) { return __builtin_reduce_max(x); }
 FN u32 smallest(vu32 x) { return __builtin_reduce_min(x); }
 FN float first_lane(vf32 x) { return x[0]; }
 FN float lane_value(vf32 x, u32 lane) { return x[lane]; }
+FN u32 first_lane(vu32 x) { return x[0]; }
+FN u32 lane_value(vu32 x, u32 lane) { return x[lane]; }
 FN u32 ballot(vm32 m) {
 #if KVZIP_AVX512
   __m512i h[2];
@@ -140,6 +142,12 @@ FN auto load_some(const T* p, u32 count) {
 template <class T, class V>
 FN void store_some(T* p, V v, u32 count) {
   for (u32 l = 0; l < count; ++l) p[l] = (T)v[l];
+}
+// The lanes' lowest bytes into memory: of all lanes, or of the first `count`.
+template <bool ALL>
+FN void store_bytes(u8* p, vu32 v, u32 count) {
+  vu8 bytes = __builtin_convertvector(v, vu8);
+  __builtin_memcpy(p, &bytes, ALL ? sizeof bytes : count);
 }
 // table[index of the lane]
 FN vu16 gather_u16(const u16* table, vu32 index) {
@@ -404,3 +412,51 @@ FN vu32 divide(vu32 a, vu32 b) {
 }
 // a / b for any a and a uniform b.
 FN vu32 divide_by(vu32 a, u32 b) { return a / b; }
+
+// ------------------------------------------------------------------------------------------- range coder primitives
+// Zeros above the highest one of x > 0.
+FN vu32 leading_zeros(vu32 x) {
+#if KVZIP_AVX512 && defined(__AVX512CD__)
+  __m512i h[2];
+  __builtin_memcpy(h, &x, sizeof h);
+  for (int i = 0; i < 2; ++i) h[i] = _mm512_lzcnt_epi32(h[i]);
+  return load_as<vu32>(h);
+#else
+  // The exponent of a float. Without the one behind the highest nothing rounds up to the next power of two.
+  vu32 exponent = as_bits(int_to_float(x & ~(x >> 1))) >> 23;
+  return select((vm32)(x >= 0x80000000u), splat(0), 158u - exponent);
+#endif
+}
+// The four bytes at each lane's offset, the first the highest.
+FN vu32 gather_big_endian(const u8* p, vu32 offset) {
+#if KVZIP_AVX512
+  __m512i h[2];
+  __builtin_memcpy(h, &offset, sizeof h);
+  const __m512i reversed = _mm512_broadcast_i32x4(_mm_set_epi8(12, 13, 14, 15, 8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3));
+  for (int i = 0; i < 2; ++i) h[i] = _mm512_shuffle_epi8(_mm512_i32gather_epi32(h[i], p, 1), reversed);
+  return load_as<vu32>(h);
+#else
+  alignas(64) u32 v[32];
+  store_u32(v, offset);
+  for (int l = 0; l < 32; ++l) v[l] = __builtin_bswap32(load_as<u32>(p + v[l]));
+  return load_u32(v);
+#endif
+}
+// Lanes with m put their low 16 bits, the higher byte first, at their position, which moves on.
+FN void put_halves(u8* p, vu32& position, vm32 m, vu32 x) {
+  alignas(64) u32 at[32], v[32];
+  store_u32(at, position);
+  store_u32(v, x);
+  for (u32 lanes = ballot(m); lanes; lanes &= lanes - 1) {
+    int l = __builtin_ctz(lanes);
+    u16 half = __builtin_bswap16((u16)v[l]);
+    __builtin_memcpy(p + at[l], &half, sizeof half);
+  }
+  position = position + ((vu32)m & 2u);
+}
+// Lanes with m add one to the number that ends before their position.
+FN void increment_before(u8* p, vu32 position, vm32 m) {
+  for (u32 lanes = ballot(m); lanes; lanes &= lanes - 1)
+    for (u8* at = p + position[__builtin_ctz(lanes)]; ++*--at == 0;) {
+    }
+}

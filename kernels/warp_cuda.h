@@ -4,7 +4,7 @@
 #define FN static __device__ __forceinline__
 #define METHOD __device__ __forceinline__
 enum : int { WARPS_PER_BLOCK = 4 };
-#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(128) name(int warps, __VA_ARGS__)
+#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(128, 6) name(int warps, __VA_ARGS__)
 #define FOR_EACH_WARP(warp) \
   for (int warp = (int)(blockIdx.x * WARPS_PER_BLOCK + threadIdx.x / 32), once = 1; once && warp < warps; once = 0)
 #define FOR_EACH_FLIGHT(warp, flight, groups) \
@@ -56,6 +56,8 @@ FN u32 largest(vu32 x) {
 FN u32 smallest(vu32 x) { return ~largest(~x); }
 FN float first_lane(vf32 x) { return __shfl_sync(~0u, x, 0); }
 FN float lane_value(vf32 x, u32 l) { return __shfl_sync(~0u, x, l); }
+FN u32 first_lane(vu32 x) { return __shfl_sync(~0u, x, 0); }
+FN u32 lane_value(vu32 x, u32 l) { return __shfl_sync(~0u, x, l); }
 FN u32 ballot(bool m) { return __ballot_sync(~0u, m); }
 // Lane l gets bit l of the word.
 FN vu32 bit_of_lane(u32 word) { return word >> lane() & 1u; }
@@ -86,6 +88,11 @@ FN vu32 load_some(const T* p, u32 count) {
 template <class T>
 FN void store_some(T* p, vu32 v, u32 count) {
   if (lane() < count) p[lane()] = (T)v;
+}
+// The lanes' lowest bytes into memory: of all lanes, or of the first `count`.
+template <bool ALL>
+FN void store_bytes(u8* p, vu32 v, u32 count) {
+  if (ALL || lane() < count) p[lane()] = (u8)v;
 }
 FN vu16 gather_u16(const u16* table, vu32 index) { return table[index]; }
 FN vf32 gather_f32(const float* table, vu32 index) { return table[index]; }
@@ -169,3 +176,25 @@ FN vu16 find_symbol(const u16* cumulative, vu16 slot, vu16& low, vu16& high) {
 }
 FN vu32 divide(vu32 a, vu32 b) { return a / b; }
 FN vu32 divide_by(vu32 a, u32 b) { return a / b; }
+
+// ------------------------------------------------------------------------------------------- range coder primitives
+// Zeros above the highest one of x > 0.
+FN vu32 leading_zeros(vu32 x) { return __clz((int)x); }
+// The four bytes at each lane's offset, the first the highest.
+FN vu32 gather_big_endian(const u8* p, vu32 offset) {
+  p += offset;
+  return (u32)p[0] << 24 | (u32)p[1] << 16 | (u32)p[2] << 8 | p[3];
+}
+// Lanes with m put their low 16 bits, the higher byte first, at their position, which moves on.
+FN void put_halves(u8* p, vu32& position, bool m, vu32 x) {
+  if (!m) return;
+  p[position] = (u8)(x >> 8);
+  p[position + 1] = (u8)x;
+  position += 2;
+}
+// Lanes with m add one to the number that ends before their position.
+FN void increment_before(u8* p, vu32 position, bool m) {
+  if (m)
+    while (++p[--position] == 0) {
+    }
+}

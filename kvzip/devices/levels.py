@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import sys
 from pathlib import Path
 
@@ -42,3 +43,16 @@ def _windows_flags() -> frozenset[str]:
     if not present(40):
         return frozenset()
     return _V4 if present(41) else _V3
+
+
+def processor_name() -> str:
+    """What the processor calls itself, for reports; the architecture where it cannot be asked."""
+    if sys.platform == "linux":
+        try:
+            with Path("/proc/cpuinfo").open() as lines:
+                for line in lines:
+                    if line.startswith("model name"):
+                        return line.partition(":")[2].strip()
+        except OSError:
+            pass
+    return platform.processor() or platform.machine()
