@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
@@ -424,6 +425,47 @@ def test_a_full_disk_is_an_error_of_the_run_not_of_its_writer_thread() -> None:
     layout, arrays = CASES["heads first"]
     with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(OSError, match="space"):
         pack(from_arrays(arrays), full, Raw(), layout)
+
+
+class Elsewhere(Device):
+    """A device whose memory is not the host's: only what went over by to_device and to_host has been there."""
+
+    name = "elsewhere"
+    xp: Any = SimpleNamespace(
+        **{name: getattr(np, name) for name in ("empty", "uint8", "ascontiguousarray", "concatenate", "dtype")}
+    )
+
+    def launch(self, kernel: str, warps: int, *arguments: Any) -> None:
+        raise AssertionError("raw launches no kernel")
+
+    def address(self, array: Any) -> int:
+        return int(array.ctypes.data)
+
+    def to_device(self, array: Any) -> Any:
+        assert array.dtype.isbuiltin == 1, "cupy has no ml_dtypes"
+        return array.copy()
+
+    def to_host(self, array: Any) -> Any:
+        return array.copy()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_device_with_memory_of_its_own_gives_the_same_bytes(case: str) -> None:
+    layout, arrays = CASES[case]
+    data = file_bytes(arrays)
+    expected = packed(data, Raw(), layout)
+    source, out = open_tensors(io.BytesIO(data)), io.BytesIO()
+    cache_map, raw = map_cache(source, layout), Raw()
+    assignment = assign(cache_map.planes, lambda plane: raw)
+    compress(source, cache_map, out, assignment=assignment, device=Elsewhere(), block_tokens=BLOCK)
+    assert out.getvalue() == expected
+    stored = StoredCache(Reader.open(out))
+    for tokens in (None, range(20, 70)):
+        selection = stored.select(None, tokens)
+        sink = ArraySink(selection.tensors)
+        decompress(stored, selection, sink, device=Elsewhere())
+        for name, array in part(expected, None, tokens).items():
+            assert sink.arrays[name].tobytes() == array.tobytes()
 
 
 def test_codecs_are_bound_to_their_own_planes_only() -> None:

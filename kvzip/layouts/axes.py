@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from kvzip.errors import UsageError
@@ -61,7 +62,7 @@ def _problem(axes: Axes) -> str:
     return ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Grid:
     """The sizes of a tensor's axes, and what follows from them.
 
@@ -80,7 +81,7 @@ class Grid:
     def tokens(self) -> int:
         return self.size("T") * self.size("N") * self.size("b")
 
-    @property
+    @cached_property
     def channel_axis(self) -> str:
         return next(axis for axis in self.axes if axis in CHANNEL_AXES)
 
@@ -90,7 +91,7 @@ class Grid:
         width = self.size(self.channel_axis) * self.size("H")
         return width // 2 if self.fused else width
 
-    @property
+    @cached_property
     def fused(self) -> bool:
         """Whether keys and values share the channel axis."""
         return self.channel_axis in ("2D", "2C")
@@ -105,16 +106,16 @@ class Grid:
         """Planes of the whole tensor."""
         return self.size("L") * self.size("B") * self.kinds
 
-    @property
+    @cached_property
     def lead(self) -> int:
         """How many axes come before the body."""
         return next(number for number, axis in enumerate(self.axes) if axis not in PLANE_AXES)
 
-    @property
+    @cached_property
     def outers(self) -> int:
         return prod(self.shape[: self.lead])
 
-    @property
+    @cached_property
     def body(self) -> tuple[tuple[str, int], ...]:
         """Axes and sizes of the body, outermost first."""
         pairs = list(zip(self.axes[self.lead :], self.shape[self.lead :], strict=True))
@@ -124,12 +125,12 @@ class Grid:
             pairs[at : at + 2] = [("T", pairs[at][1] * pairs[at + 1][1])]
         return tuple(pairs)
 
-    @property
+    @cached_property
     def unit(self) -> int:
         """Tokens that cannot be told apart by cutting the body's token axis: 1, or those of a block."""
         return self.size("b") if any(axis == "N" for axis, _ in self.body) else 1
 
-    @property
+    @cached_property
     def affine(self) -> bool:
         """Whether a plane's view is affine in tokens and heads, with contiguous channels."""
         return self.unit == 1 and all(axis != "N" for axis, _ in self.body) and self.axes[-1] in CHANNEL_AXES

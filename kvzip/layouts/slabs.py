@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import lcm, prod
 
 import numpy as np
@@ -38,7 +39,7 @@ class Role:
     sequence: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TensorMap:
     """One tensor of a source and the planes in it; without a role, one plane of kind ``bytes``.
 
@@ -53,7 +54,7 @@ class TensorMap:
     def axes(self) -> Axes:
         return self.role.axes if self.role else ()
 
-    @property
+    @cached_property
     def grid(self) -> Grid:
         """Sizes of the axes; a pass-through tensor counts as ``T,D`` of single bytes."""
         return Grid(self.role.axes, self.tensor.shape) if self.role else Grid(("T", "D"), (self.tensor.nbytes, 1))
