@@ -56,7 +56,7 @@ def codec_class(name: str) -> type[Codec]:
         )
     try:
         cls: type[Codec] = point.load()
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         raise UnsupportedError(
             f"codec {name!r} ({point.value}) cannot be loaded: {error}; install what its package needs",
             code="codec-import",

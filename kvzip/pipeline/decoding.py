@@ -19,7 +19,7 @@ from kvzip.pipeline.report import Report
 from kvzip.pipeline.spool import spooled_sink
 from kvzip.pipeline.stages import BUDGET, BufferPool, run_stages
 from kvzip.pipeline.stored import FileFrames, StoredCache, Want
-from kvzip.pipeline.window import Piece, Window, stored_dtype, window_bytes
+from kvzip.pipeline.window import Piece, Window, stored_dtype
 from kvzip.tensorfile import ArraySink, SourceFile, TensorSink
 
 
@@ -73,7 +73,7 @@ def decompress(
 
     def read(pool: BufferPool) -> Iterator[Step]:
         for members in chunks(units(forward), lambda unit: unit.nbytes):
-            window = Window(members, pool.take(window_bytes(members)))
+            window = Window(members, pool.take)
             step = None
             for found in frames.chunks(_wants(members, selection.origins, header.group_of)):
                 if step is not None:

@@ -19,7 +19,7 @@ from kvzip.pipeline.plan import chunks, is_forward, plan
 from kvzip.pipeline.report import Report, Tally
 from kvzip.pipeline.spool import spooled_source
 from kvzip.pipeline.stages import BUDGET, BufferPool, run_stages
-from kvzip.pipeline.window import Window, window_bytes
+from kvzip.pipeline.window import Window
 from kvzip.tensorfile import TensorSource
 
 Notice = Callable[[str], None]
@@ -69,7 +69,7 @@ def compress(
 
     def read(pool: BufferPool) -> Iterator[Step]:
         for units in chunks(plan(cache_map, groups, block_tokens, forward=forward), lambda unit: unit.nbytes):
-            window = Window(units, pool.take(window_bytes(units)))
+            window = Window(units, pool.take)
             for slab, part in window.parts():
                 opened.read_runs(slab.tensor_map.tensor.file, *slab.runs(), part)
             pieces = list(chunks((block for unit in units for block in unit.blocks()), lambda block: block.nbytes))

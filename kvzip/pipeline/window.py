@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,41 +23,51 @@ class Piece(NamedTuple):
     array: Array
 
 
-@dataclass
 class Window:
     """Units that are read, coded and written together.
 
-    ``buffer`` is uint8 host memory of at least :func:`window_bytes`. :meth:`upload` or :meth:`allot` must come before
-    :meth:`pieces`, and :meth:`download` after the last decoder.
+    :meth:`upload` or :meth:`allot` must come before :meth:`pieces`, and :meth:`download` after the last decoder.
+
+    Args:
+        units: what it holds, in file order.
+        take: gives uint8 host memory of at least so many bytes. It is kept as ``buffer``, to be given back.
     """
 
-    units: Sequence[Unit]
-    buffer: np.ndarray
-    _image: Array = None
-    _arrays: list[tuple[Slab, Array, list[Array]]] = field(default_factory=list)
-    _pieces: dict[int, list[Piece]] = field(default_factory=dict)
+    def __init__(self, units: Sequence[Unit], take: Callable[[int], np.ndarray]) -> None:
+        self.units = units
+        self._places: list[tuple[Slab, slice]] = []
+        end = 0
+        for unit in units:
+            for slab in unit.slabs:
+                start = -(-end // ALIGNMENT) * ALIGNMENT
+                end = start + slab.nbytes
+                self._places.append((slab, slice(start, end)))
+        self.buffer = take(end)
+        self._host = self.buffer[:end]
+        self._image: Array = None
+        self._arrays: list[tuple[Slab, Array, list[Array]]] = []
+        self._pieces: dict[int, list[Piece]] = {}
 
     def parts(self) -> Iterator[tuple[Slab, np.ndarray]]:
         """Each slab and its bytes on the host, in file order."""
-        for slab, start in _places(self.units):
-            yield slab, self.buffer[start : start + slab.nbytes]
+        return ((slab, self._host[place]) for slab, place in self._places)
 
     def upload(self, device: Device) -> None:
         """Make what was read into the buffer available as device arrays. On the CPU nothing is copied."""
-        if not self._pieces:
-            self._open(device.to_device(self._used), device)
+        if self._image is None:
+            self._open(device.to_device(self._host), device)
 
     def allot(self, device: Device) -> None:
         """Make room for decoders to fill: on the CPU the buffer itself, else as much memory on the device."""
-        if not self._pieces:
-            self._open(self._used if device.xp is np else device.xp.empty(self._used.size, np.uint8), device)
+        if self._image is None:
+            self._open(self._host if device.xp is np else device.xp.empty(self._host.size, np.uint8), device)
 
     def download(self, device: Device) -> None:
         """Bring what decoders filled into the buffer."""
         for slab, array, views in self._arrays:
             slab.scatter(array, views)
         if device.xp is not np:
-            self._used[...] = device.to_host(self._image)
+            self._host[...] = device.to_host(self._image)
 
     def pieces(self, plane: int, start: int, stop: int) -> list[Piece]:
         """What the window holds of tokens ``start:stop`` of the plane of index ``plane``, cut to that range."""
@@ -69,38 +78,17 @@ class Window:
                 found.append(Piece(low, high, piece.array[low - piece.start : high - piece.start]))
         return found
 
-    @property
-    def _used(self) -> np.ndarray:
-        return self.buffer[: window_bytes(self.units)]
-
     def _open(self, image: Array, device: Device) -> None:
         self._image = image
-        for slab, start in _places(self.units):
-            array = image[start : start + slab.nbytes].view(stored_dtype(slab.dtype, device)).reshape(slab.shape)
+        for slab, place in self._places:
+            array = image[place].view(stored_dtype(slab.dtype, device)).reshape(slab.shape)
             views = slab.gather(array)
             self._arrays.append((slab, array, views))
             for plane, view in zip(slab.planes, views, strict=True):
                 self._pieces.setdefault(plane.index, []).append(Piece(slab.start, slab.stop, view))
 
 
-def window_bytes(units: Sequence[Unit]) -> int:
-    """How large the buffer of a window of ``units`` has to be."""
-    return sum(_aligned(slab.nbytes) for unit in units for slab in unit.slabs)
-
-
 def stored_dtype(dtype: str, device: Device) -> np.dtype:
     """``dtype`` as this device's arrays can have it: cupy has no ml_dtypes, so integers carry their bits."""
     found = np.dtype(dtype)
     return found if device.xp is np or found.isbuiltin == 1 else np.dtype(f"u{found.itemsize}")
-
-
-def _places(units: Sequence[Unit]) -> Iterator[tuple[Slab, int]]:
-    start = 0
-    for unit in units:
-        for slab in unit.slabs:
-            yield slab, start
-            start += _aligned(slab.nbytes)
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT) * ALIGNMENT
