@@ -20,10 +20,10 @@ from kvzip.devices.base import Device
 from kvzip.errors import UsageError
 from kvzip.layouts import map_cache
 from kvzip.opening import PathLike, Tensors, open_reader, open_restored, open_source, open_stored, open_target
-from kvzip.pipeline import Report, StoredCache, assign, decode_plane
+from kvzip.pipeline import Report, StoredCache, assign, collect, decode_plane
 from kvzip.pipeline import compress as run_compress
 from kvzip.pipeline import decompress as run_decompress
-from kvzip.tensorfile import ArraySink, TensorSource
+from kvzip.tensorfile import TensorSource
 from kvzip.torch_border import to_torch
 
 Cut = range | slice | tuple[int, int] | int | None
@@ -135,9 +135,8 @@ def decompress(  # type: ignore[misc]  # the options of the overloads are the on
         selection = stored.select(as_range(layers, "layers"), as_range(tokens, "tokens"))
         where = _device(device, threads)
         if target is None:
-            arrays = ArraySink(selection.tensors)
-            run_decompress(stored, selection, arrays, device=where, notice=notice, progress=progress)
-            return {name: _like(array, like) for name, array in arrays.arrays.items()}
+            arrays = collect(stored, selection, device=where, notice=notice, progress=progress)
+            return {name: _like(array, like) for name, array in arrays.items()}
         with open_restored(target, selection.files, source=source, force=force, sync=sync) as sink:
             return run_decompress(stored, selection, sink, device=where, notice=notice, progress=progress)
 
@@ -225,9 +224,8 @@ class Cache:
     def tensors(self, *, layers: Cut = None, tokens: Cut = None) -> dict[str, Any]:
         """The source's tensors by name, or what ``layers`` and ``tokens`` leave of them."""
         selection = self._stored.select(as_range(layers, "layers"), as_range(tokens, "tokens"))
-        sink = ArraySink(selection.tensors)
-        run_decompress(self._stored, selection, sink, device=self._device)
-        return {name: _like(array, self._like) for name, array in sink.arrays.items()}
+        arrays = collect(self._stored, selection, device=self._device)
+        return {name: _like(array, self._like) for name, array in arrays.items()}
 
     def _read(self, kind: Kind, layer: int, tokens: Cut, sequence: int) -> Any:
         plane = self._planes.get((kind, layer, sequence))

@@ -34,8 +34,8 @@ def open_stored(source: PathLike | BinaryIO | bytes, member: int | None = None) 
         source = io.BytesIO(source)
     if isinstance(source, (str, os.PathLike)) and str(source) != "-":
         if Path(source).is_fifo():
-            with Path(source).open("rb") as stream:
-                yield from _stream_member(stream, str(source), member)
+            with Path(source).open("rb") as fifo:
+                yield from _stream_member(fifo, str(source), member)
         else:
             with open_reader(source, member) as reader:
                 yield StoredCache(reader)
@@ -92,7 +92,7 @@ def open_restored(
     if not isinstance(target, (str, os.PathLike)):
         place: Any = nullcontext(target)
     elif any(file.path for file in files) and str(target) not in STDOUT:
-        place = create_folder(target, force=force, sources=_paths(source))
+        place = create_folder(target, force=force, sync=sync, sources=_paths(source))
     else:
         place = open_target(target, source, force=force, sync=sync)
     with place as where, open_sink(where, files) as sink:

@@ -56,7 +56,7 @@ def create_file(
                 os.fsync(fd)
         _move(temporary, path, force)
         if sync:
-            _sync_folder(path.parent)
+            _sync(path.parent)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
@@ -65,11 +65,16 @@ def create_file(
 
 @contextmanager
 def create_folder(
-    target: str | os.PathLike[str], *, force: bool = False, sources: Iterable[str | os.PathLike[str]] = ()
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    sync: bool = False,
+    sources: Iterable[str | os.PathLike[str]] = (),
 ) -> Iterator[Path]:
     """A temporary folder beside ``target``, renamed to it on a clean exit and removed on any error.
 
-    With ``force`` a folder in the way is moved aside first and deleted only when the new one stands.
+    With ``force`` a folder in the way is moved aside first and deleted only when the new one stands; with ``sync`` all
+    files have reached the disk by then.
     """
     path = Path(os.path.realpath(target))
     check_target(path, force=force, sources=sources)
@@ -80,6 +85,8 @@ def create_folder(
     old = temporary.with_suffix(".old")
     try:
         yield temporary
+        if sync:
+            _sync(*temporary.rglob("*"), temporary)
         temporary.chmod(0o777 & ~_umask())
         if force and path.exists():
             path.rename(old)
@@ -92,6 +99,8 @@ def create_folder(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    if sync:
+        _sync(path.parent)
     if old.is_dir():
         shutil.rmtree(old)
     else:
@@ -176,12 +185,14 @@ def _move(temporary: Path, path: Path, force: bool) -> None:
         raise _cannot_write(path, error) from error
 
 
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _sync(*paths: Path) -> None:
+    """Force files, and the entries of folders, to disk."""
+    for path in paths:
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def _umask() -> int:

@@ -113,7 +113,7 @@ def test_a_folder_appears_whole_and_replaces_an_old_one_only_at_the_end(tmp_path
     with pytest.raises(ValueError, match="half"), create_folder(tmp_path / "out", force=True) as folder:
         raise ValueError("half")
     assert (tmp_path / "out" / "a").exists()
-    with create_folder(tmp_path / "out", force=True) as folder:
+    with create_folder(tmp_path / "out", force=True, sync=True) as folder:
         (folder / "b").write_bytes(b"2")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["b"]

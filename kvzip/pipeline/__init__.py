@@ -1,7 +1,7 @@
 """The road itself: slabs into batches, a bounded queue between reading, coding and writing."""
 
 from kvzip.pipeline.assignment import Assignment, assign
-from kvzip.pipeline.decoding import Discard, decode_plane, decompress, verify
+from kvzip.pipeline.decoding import Discard, collect, decode_plane, decompress, verify
 from kvzip.pipeline.encoding import compress
 from kvzip.pipeline.report import PlaneErrors, Report
 from kvzip.pipeline.stored import StoredCache
@@ -13,6 +13,7 @@ __all__ = [
     "Report",
     "StoredCache",
     "assign",
+    "collect",
     "compress",
     "decode_plane",
     "decompress",

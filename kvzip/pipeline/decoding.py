@@ -8,6 +8,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeGuard
 
+import numpy as np
+
 from kvzip.cache import Plane
 from kvzip.container import Frame, StreamReader
 from kvzip.devices.base import Array, Device
@@ -17,7 +19,7 @@ from kvzip.pipeline.encoding import Notice, Progress, ignore
 from kvzip.pipeline.plan import Group, Unit, chunks, is_forward, plan
 from kvzip.pipeline.report import Report
 from kvzip.pipeline.spool import spooled_sink
-from kvzip.pipeline.stages import BUDGET, BufferPool, run_stages
+from kvzip.pipeline.stages import BUDGET, BufferPool, memory_limit, run_stages
 from kvzip.pipeline.stored import FileFrames, StoredCache, Want
 from kvzip.pipeline.window import Piece, Window, stored_dtype
 from kvzip.tensorfile import ArraySink, SourceFile, TensorSink
@@ -108,11 +110,27 @@ def decompress(
     return report
 
 
+def collect(
+    stored: StoredCache,
+    selection: Restriction,
+    *,
+    device: Device,
+    notice: Notice = ignore,
+    progress: Progress = ignore,
+) -> dict[str, np.ndarray]:
+    """The tensors of ``selection`` by name, restored in memory; arguments as for :func:`decompress`."""
+    with memory_limit():
+        sink = ArraySink(selection.tensors)
+    decompress(stored, selection, sink, device=device, notice=notice, progress=progress)
+    return sink.arrays
+
+
 def decode_plane(stored: StoredCache, plane: int, start: int, stop: int, device: Device) -> Array:
     """Tokens ``start:stop`` of the file's plane of that index, ``[tokens, heads, head_dim]``, on the device."""
     found = stored.header.planes[plane]
     dtype = stored_dtype(found.dtype, device)
-    array = device.xp.empty((stop - start, found.heads, found.head_dim), dtype)
+    with memory_limit():
+        array = device.xp.empty((stop - start, found.heads, found.head_dim), dtype)
 
     def pieces(index: int, low: int, high: int) -> list[Piece]:
         low, high = max(low, start), min(high, stop)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -156,12 +157,21 @@ def run_stages(
         run.fail(error)
     _join(run, writer, None)
     _join(run, reader, JOIN_SECONDS)
-    if isinstance(run.error, MemoryError):
+    with memory_limit():
+        if run.error is not None:
+            raise run.error
+
+
+@contextmanager
+def memory_limit() -> Iterator[None]:
+    """Makes running out of memory a ``LimitError``."""
+    try:
+        yield
+    except MemoryError as error:
         raise LimitError(
-            "out of memory; close other programs or use smaller blocks (--block-tokens)", code="out-of-memory"
-        ) from run.error
-    if run.error is not None:
-        raise run.error
+            "out of memory; close other programs, use smaller blocks (block_tokens), or decompress a part or to a file",
+            code="out-of-memory",
+        ) from error
 
 
 def _start(run: Run, stage: Callable[[], None], name: str) -> threading.Thread:
