@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -41,3 +42,14 @@ def worst(errors: Iterable[PlaneErrors]) -> dict[str, PlaneErrors]:
         if kind not in found or error.relative > found[kind].relative:
             found[kind] = error
     return found
+
+
+def to_json(error: PlaneErrors) -> dict[str, Any]:
+    """One plane's error as JSON values; what is not finite becomes null."""
+    return {
+        "layer": error.plane.layer,
+        "kind": error.plane.kind,
+        "sequence": error.plane.sequence,
+        "relative_error": error.relative if math.isfinite(error.relative) else None,
+        "max_abs": error.max_abs if math.isfinite(error.max_abs) else None,
+    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -27,6 +28,9 @@ def main() -> NoReturn:
             signal.signal(number, _stop)
     code = run(sys.argv[1:])
     _leave_quietly()
+    if any(thread.daemon and thread.is_alive() for thread in threading.enumerate()):
+        # A reader that still waits for a pipe holds its lock: Python would abort on the way out.
+        os._exit(code)
     sys.exit(code)
 
 

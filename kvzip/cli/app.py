@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
 
 from kvzip._version import __version__
+from kvzip.cli.bench import bench
 from kvzip.cli.compress import compress
 from kvzip.cli.decompress import decompress
 from kvzip.cli.failures import EXIT_CODES
@@ -52,5 +54,12 @@ def kvzip(
         raise typer.Exit(2)
 
 
-for verb in (compress, decompress, inspect, verify):
-    app.command(epilog=EXIT_CODES)(verb)
+VERBS: dict[Callable[..., None], str] = {
+    compress: "Make a cache smaller: FILE becomes FILE.kvz.",
+    decompress: "Restore a cache, or a part of it.",
+    inspect: "Show what a file holds and where its bytes go.",
+    verify: "Check files without writing anything.",
+    bench: "Measure codecs on a cache: size, speed, errors.",
+}
+for verb, summary in VERBS.items():
+    app.command(short_help=summary, epilog=EXIT_CODES)(verb)

@@ -104,7 +104,7 @@ def _read_back(target: str) -> None:
 
 
 def _tell(messages: Messages, name: str, target: str, codec: str, report: Report, seconds: float) -> None:
-    from kvzip.quality import worst
+    from kvzip.quality import to_json, worst
 
     original, stored = text.size(report.original_bytes), text.size(report.stored_bytes)
     found = worst(report.errors)
@@ -119,8 +119,5 @@ def _tell(messages: Messages, name: str, target: str, codec: str, report: Report
         original_bytes=report.original_bytes,
         stored_bytes=report.stored_bytes,
         seconds=round(seconds, 6),
-        worst_errors={
-            kind: {"layer": error.plane.layer, "relative_error": text.finite(error.relative)}
-            for kind, error in found.items()
-        },
+        worst_errors=[to_json(error) for error in found.values()],
     )

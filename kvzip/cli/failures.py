@@ -50,7 +50,7 @@ def explain(error: BaseException) -> Failure:
         return Failure(f"stopped by {signal.Signals(error.number).name}", "stopped", 128 + error.number)
     if isinstance(error, KeyboardInterrupt):
         return Failure("stopped by SIGINT", "stopped", 130)
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+    if _is_exhaustion(error):
         return Failure(f"out of memory{f': {error}' if str(error) else ''}", "memory", LimitError.exit_code)
     if isinstance(error, OSError):
         return Failure(_system_message(error), "system", 1)
@@ -67,6 +67,13 @@ def is_closed_pipe(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def _is_exhaustion(error: BaseException) -> bool:
+    """Whether the system has given all memory or threads that it would."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or "can't start new thread" in str(error)
 
 
 def _system_message(error: OSError) -> str:

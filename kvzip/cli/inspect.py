@@ -116,10 +116,11 @@ def _geometry(planes: Sequence[Plane]) -> Iterable[tuple[str, str]]:
         layers = sorted({plane.layer for plane in members})
         kinds = " and ".join(f"{kind}s" for kind in dict.fromkeys(plane.kind for plane in members))
         sequences = len({plane.sequence for plane in members})
+        times = f"{sequences} sequences x " if sequences > 1 else ""
         yield (
             "geometry" if number == 0 else "",
             f"{len(layers)} layers ({text.runs(layers)}), {kinds}: "
-            f"{f'{sequences} sequences x ' if sequences > 1 else ''}{tokens} tokens x {heads} heads x {head_dim}, {dtype}",
+            f"{times}{tokens} tokens x {heads} heads x {head_dim}, {dtype}",
         )
 
 
@@ -172,7 +173,7 @@ def _blocks(member: Inspection) -> str:
     rows = [("block", "tokens", "codec", "offset", "bytes", "bits/element")]
     for entry in member.reader.index:
         planes = entry.block.planes
-        label = f"{planes[0]}{f' and {len(planes) - 1} more' if len(planes) > 1 else ''}"
+        label = text.plane(planes[0], len(planes) - 1)
         elements = entry.block.tokens * sum(plane.channels for plane in planes)
         tokens, codec = f"{entry.block.start}:{entry.block.stop}", member.header.codecs[entry.codec]["name"]
         bits = f"{8 * entry.length / elements:.4f}" if elements else "-"

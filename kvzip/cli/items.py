@@ -67,8 +67,8 @@ def check_targets(
     target = "-" if stdout else output
     if target is not None and len(inputs) > 1:
         raise UsageError(f"{len(inputs)} inputs cannot go into one output; leave out -o and -c", code="many-to-one")
-    if remove and not all(Path(name).is_file() for name in inputs):
-        raise UsageError("--rm removes files only, not folders, pipes or what is not there", code="rm-input")
+    if remove and any(name == "-" or (Path(name).exists() and not Path(name).is_file()) for name in inputs):
+        raise UsageError("--rm removes files only, not folders or pipes", code="rm-input")
     if remove and target is not None and not _is_plain(target):
         raise UsageError("--rm needs an output that stays: a file", code="rm-output")
     if (target == "-" or (target is None and "-" in inputs)) and sys.stdout.isatty() and not force:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvzip.cache import Plane
 
 
 def size(nbytes: float) -> str:
@@ -24,14 +27,15 @@ def error(value: float) -> str:
     return f"{value:.3g}"
 
 
-def finite(value: float) -> float | None:
-    """For JSON, which has no infinity and no NaN."""
-    return value if math.isfinite(value) else None
-
-
 def called(name: str, out: bool = False) -> str:
     """What people call an input or (``out``) a target."""
     return name if name != "-" else "standard output" if out else "standard input"
+
+
+def plane(plane: Plane, others: int = 0) -> str:
+    """What people call a plane, or a group of it and ``others``."""
+    name = "other tensor" if plane.kind == "bytes" else str(plane)
+    return f"{name} and {others} more" if others else name
 
 
 def runs(numbers: Iterable[int]) -> str:

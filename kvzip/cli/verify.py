@@ -110,27 +110,19 @@ def _compare(
 
 
 def _tell_errors(messages: Messages, name: str, against: str, errors: Sequence[PlaneErrors]) -> None:
-    from kvzip.quality import worst
+    from kvzip.quality import to_json, worst
 
+    ordered = sorted(errors, key=lambda error: (error.plane.sequence, error.plane.layer, error.plane.kind))
+    shown = ordered if messages.verbose else worst(errors).values()
     rows = [("plane", "relative error", "largest difference")]
-    shown = errors if messages.verbose else worst(errors).values()
-    rows += [(str(error.plane), text.error(error.relative), text.error(error.max_abs)) for error in shown]
+    rows += [(text.plane(error.plane), text.error(error.relative), text.error(error.max_abs)) for error in shown]
     which = "each plane" if messages.verbose else "the worst plane of each kind"
     messages.answer(
         f"{name} against {against}, {which}:\n{text.table(rows, indent='  ')}",
         verb="compare",
         input=name,
         against=against,
-        errors=[
-            {
-                "layer": error.plane.layer,
-                "kind": error.plane.kind,
-                "sequence": error.plane.sequence,
-                "relative_error": text.finite(error.relative),
-                "max_abs": text.finite(error.max_abs),
-            }
-            for error in errors
-        ],
+        errors=[to_json(error) for error in ordered],
     )
 
 
@@ -140,6 +132,6 @@ def _judge(name: str, errors: Sequence[PlaneErrors], limit: float | None) -> Non
         most = max(bad, key=lambda error: error.relative)
         raise KvzipError(
             f"{name}: {len(bad)} of {len(errors)} planes have a relative error above {limit:g}; the worst is "
-            f"{most.plane} with {text.error(most.relative)}",
+            f"{text.plane(most.plane)} with {text.error(most.relative)}",
             code="error-above",
         )

@@ -1,0 +1,261 @@
+"""However a run ends, it ends with a documented exit code, a message, no traceback and no half-written file."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvzip.cli.failures import EXIT_CODES
+from tests.cli import KVZIP, cache_file, kvzip, process
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return cache_file(tmp_path / "kv.safetensors")
+
+
+@pytest.fixture
+def packed(cache: Path) -> Path:
+    assert kvzip("compress", cache, "-q") == 0
+    return Path(f"{cache}.kvz")
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------------------- bad input
+
+HOSTILE = {
+    "empty": b"",
+    "text": b"this is a text and not a cache at all\n" * 10,
+    "huge header": (10**12).to_bytes(8, "little") + b'{"a":',
+    "no json": (16).to_bytes(8, "little") + b"{" * 16,
+    "overlap": (lambda h: len(h).to_bytes(8, "little") + h + bytes(8))(
+        b'{"a":{"dtype":"F16","shape":[2],"data_offsets":[0,4]},"b":{"dtype":"F16","shape":[4],"data_offsets":[0,8]}}'
+    ),
+    "magic alone": b"\x8bKVZ\r\n\x1a\n",
+    "text mode": b"\x8bKVZ\n\x1a\n" + bytes(100),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+@pytest.mark.parametrize("verb", ["compress", "decompress", "verify", "inspect", "bench"])
+def test_hostile_input_gets_a_message_and_leaves_no_output(
+    tmp_path: Path, capsys: Capture, verb: str, kind: str
+) -> None:
+    source = tmp_path / "bad.kvz"
+    source.write_bytes(HOSTILE[kind])
+    assert kvzip(verb, source) in (3, 4)
+    assert "bad.kvz" in capsys.readouterr().err
+    assert names(tmp_path) == ["bad.kvz"]
+
+
+def test_a_file_cut_anywhere_is_damaged_by_every_verb(packed: Path, cache: Path, capsys: Capture) -> None:
+    whole, source = packed.read_bytes(), cache.read_bytes()
+    for part in range(1, 12):
+        packed.write_bytes(whole[: len(whole) * part // 12])
+        cache.write_bytes(source[: len(source) * part // 12])
+        for verb in ("inspect", "verify", "decompress"):
+            assert kvzip(verb, packed, *(["-o", "x"] if verb == "decompress" else [])) == 3
+        assert kvzip("compress", cache, "-f") == 3
+        assert process("decompress", "-", input=packed.read_bytes()).returncode == 3 if part in (1, 6, 11) else True
+    assert names(packed.parent) == ["kv.safetensors", "kv.safetensors.kvz"]
+
+
+def test_what_is_not_there_or_no_file_is_an_error_with_its_name(tmp_path: Path, capsys: Capture) -> None:
+    for verb in ("compress", "verify", "inspect", "bench"):
+        assert kvzip(verb, tmp_path / "nowhere") == 1
+        assert "nowhere: No such file" in capsys.readouterr().err
+    assert kvzip("decompress", tmp_path / "nowhere.kvz") == 1
+    assert kvzip("verify", tmp_path) == 2
+
+
+def test_control_characters_of_a_hostile_name_do_not_reach_the_terminal(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "evil\x1b[2J.kvz"
+    path.write_bytes(b"nothing")
+    assert kvzip("inspect", path) == 3
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_a_missing_codec_is_unsupported(cache: Path, packed: Path, capsys: Capture) -> None:
+    from tests.containers import frames, reseal
+
+    data = packed.read_bytes()
+    packed.write_bytes(reseal(data.replace(b'"name":"cachegen"', b'"name":"cachegem"'), frames(data)))
+    assert kvzip("decompress", packed, "-f") == 4
+    assert "cachegem" in capsys.readouterr().err
+    assert kvzip("inspect", packed) == 0
+
+
+# ------------------------------------------------------------------------------------------------------ pipes, devices
+
+
+def test_a_closed_pipe_ends_quietly(packed: Path) -> None:
+    for arguments in (
+        ["inspect", "-v", packed],
+        ["decompress", "-c", packed],
+        ["compress", "-c", packed.with_suffix("")],
+    ):
+        command = subprocess.Popen(
+            [*KVZIP, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+        )
+        assert command.stdout is not None and command.stderr is not None
+        command.stdout.close()
+        assert command.stderr.read() == b""
+        assert command.wait(30) == 141
+        command.stderr.close()
+
+
+def test_a_full_disk_is_an_error(packed: Path, cache: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        for arguments in (["inspect", packed], ["decompress", "-c", packed], ["compress", "-c", cache]):
+            done = subprocess.run([*KVZIP, *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, timeout=60)
+            assert done.returncode == 1 and b"No space" in done.stderr and b"Traceback" not in done.stderr
+    assert process("compress", cache, "-o", "/dev/full").returncode == 1
+
+
+def test_binary_data_is_kept_from_a_terminal_unless_forced(cache: Path) -> None:
+    leader, terminal = pty.openpty()
+    try:
+        for arguments in (["compress", "-c", cache], ["compress", "-"]):
+            done = subprocess.run(
+                [*KVZIP, *map(str, arguments)],
+                stdin=subprocess.DEVNULL, stdout=terminal, stderr=subprocess.PIPE, timeout=60,
+            )  # fmt: skip
+            assert done.returncode == 5 and b"terminal" in done.stderr
+    finally:
+        os.close(leader)
+        os.close(terminal)
+
+
+def test_nothing_is_read_from_a_terminal(tmp_path: Path) -> None:
+    leader, terminal = pty.openpty()
+    try:
+        done = process("compress", stdin=terminal)
+        assert done.returncode == 2 and b"nothing to read" in done.stderr
+    finally:
+        os.close(leader)
+        os.close(terminal)
+
+
+# -------------------------------------------------------------------------------------------------------------- signals
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_ends_the_run_and_leaves_nothing_behind(cache: Path, number: signal.Signals, code: int) -> None:
+    start = cache.read_bytes()[:-1000]
+    command = subprocess.Popen(
+        [*KVZIP, "compress", "-", "-o", str(cache.parent / "out.kvz")], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert command.stdin is not None and command.stderr is not None
+    command.stdin.write(start)
+    command.stdin.flush()
+    for _ in range(600):
+        if any(name.startswith(".out.kvz") for name in names(cache.parent)):
+            break
+        time.sleep(0.02)
+    else:
+        pytest.fail("no temporary file appeared")
+    command.send_signal(number)
+    assert command.wait(30) == code
+    message = command.stderr.read()
+    command.stdin.close()
+    command.stderr.close()
+    assert number.name.encode() in message and b"Traceback" not in message
+    assert names(cache.parent) == ["kv.safetensors"]
+
+
+def test_a_signal_that_the_parent_ignores_stays_ignored(cache: Path) -> None:
+    done = process("compress", cache, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    assert done.returncode == 0
+
+
+# -------------------------------------------------------------------------------------------------- errors of all kinds
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MemoryError(), 7),
+        (OSError(28, "No space left on device"), 1),
+        (OSError(12, "Cannot allocate"), 7),
+        (RuntimeError("can't start new thread"), 7),
+        (ZeroDivisionError(), 1),
+    ],
+)
+def test_any_error_gets_a_message_and_its_code(
+    cache: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int
+) -> None:
+    def failing(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr("kvzip.api.compress", failing)
+    assert kvzip("compress", cache) == code
+    assert capsys.readouterr().err.startswith("kvzip: ")
+
+
+def test_debugging_shows_the_traceback(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*KVZIP, "inspect", str(tmp_path / "nowhere")], stderr=subprocess.PIPE, env={**os.environ, "KVZIP_DEBUG": "1"}
+    )
+    assert b"Traceback" in done.stderr
+
+
+def test_out_of_memory_is_a_limit_and_not_a_crash(tmp_path: Path) -> None:
+    """Under the largest limit of address space that is too small for it."""
+    import resource
+
+    path = cache_file(tmp_path / "kv.safetensors", tokens=200_000)
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    for megabytes in range(700, 100, -100):
+        limit = (megabytes << 20, megabytes << 20)
+        done = process(
+            "compress", path, "-f", "-T", "1", "--device", "cpu",
+            preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_AS, limit), env=environment,
+        )  # fmt: skip
+        if done.returncode:
+            break
+        Path(f"{path}.kvz").unlink()
+    assert done.returncode == 7 and b"out of memory" in done.stderr
+    assert names(tmp_path) == ["kv.safetensors"]
+
+
+# ------------------------------------------------------------------------------------------------------- help, start-up
+
+
+def test_help_shows_examples_and_every_exit_code(capsys: Capture) -> None:
+    for arguments in ([], ["compress"], ["decompress"], ["inspect"], ["verify"], ["bench"]):
+        assert kvzip(*arguments, "--help") == 0
+        shown = capsys.readouterr().out
+        assert "Examples:" in shown
+        for line in EXIT_CODES.splitlines()[2:]:
+            assert line in shown
+    assert kvzip() == 2
+    assert kvzip("compres") == 2
+    assert "compress" in capsys.readouterr().err
+
+
+def test_version_and_help_load_neither_numpy_nor_rich_and_inspect_no_torch(packed: Path) -> None:
+    for arguments, banned in (
+        (["--version"], {"numpy", "rich", "torch", "xxhash"}),
+        (["compress", "--help"], {"numpy", "rich", "torch", "xxhash"}),
+        (["inspect", str(packed)], {"rich", "torch", "cupy", "kvzip.codecs", "kvzip.devices.cpu", "kvzip.pipeline"}),
+    ):
+        code = f"import sys; from kvzip.cli import run; run({arguments!r}); print(*sys.modules, file=sys.stderr)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+        assert not banned & set(done.stderr.decode().split())
+
+
+def test_the_shell_can_ask_for_completions() -> None:
+    environment = {**os.environ, "_KVZIP_COMPLETE": "complete_bash", "COMP_WORDS": "kvzip comp", "COMP_CWORD": "1"}
+    assert process(env=environment).stdout.split() == [b"compress"]
