@@ -19,8 +19,10 @@ SCHEMA = "kvzip-inspect/1"
 """Names the JSON's shape; the number rises when a key changes its meaning or goes away."""
 
 SECTIONS = {
+    "CNTS": "symbol counts",
     "DATA": "numbers",
     "EXCT": "exact tokens",
+    "LENS": "stream lengths",
     "MAXT": "max tensors",
     "RAWB": "raw low bits",
     "ROWS": "exact tokens",

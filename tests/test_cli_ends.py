@@ -53,11 +53,11 @@ HOSTILE = {
 def test_hostile_input_gets_a_message_and_leaves_no_output(
     tmp_path: Path, capsys: Capture, verb: str, kind: str
 ) -> None:
-    source = tmp_path / "bad.kvz"
+    source = tmp_path / ("bad.kvz" if verb == "decompress" else "bad")
     source.write_bytes(HOSTILE[kind])
     assert kvzip(verb, source) in (3, 4)
-    assert "bad.kvz" in capsys.readouterr().err
-    assert names(tmp_path) == ["bad.kvz"]
+    assert str(source) in capsys.readouterr().err
+    assert names(tmp_path) == [source.name]
 
 
 def test_a_file_cut_anywhere_is_damaged_by_every_verb(packed: Path, cache: Path, capsys: Capture) -> None:
@@ -249,7 +249,10 @@ def test_version_and_help_load_neither_numpy_nor_rich_and_inspect_no_torch(packe
     for arguments, banned in (
         (["--version"], {"numpy", "rich", "torch", "xxhash"}),
         (["compress", "--help"], {"numpy", "rich", "torch", "xxhash"}),
-        (["inspect", str(packed)], {"rich", "torch", "cupy", "kvzip.codecs", "kvzip.devices.cpu", "kvzip.pipeline"}),
+        (
+            ["inspect", str(packed)],
+            {"rich", "torch", "cupy", "kvzip.codecs.raw", "kvzip.devices.cpu", "kvzip.layouts", "kvzip.pipeline"},
+        ),
     ):
         code = f"import sys; from kvzip.cli import run; run({arguments!r}); print(*sys.modules, file=sys.stderr)"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)

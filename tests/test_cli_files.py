@@ -189,6 +189,7 @@ def test_options_reach_the_codec(cache: Path, capsys: Capture) -> None:
         (["--codec", "raw", "--level", "3"], "level"),
         (["--level", "10"], "--level"),
         (["--k-bins", "many"], "k_bins"),
+        (["--coder", "huffman"], "huffman"),
         (["--layout", "Q,Z"], "layout"),
         (["--device", "gpu"], "gpu"),
         (["-T", "-1"], "--threads"),
@@ -221,6 +222,26 @@ def test_json_progress_is_one_object_a_line_and_ends_with_the_result(cache: Path
     assert kvzip("compress", cache, "--progress", "json") == 5
     (line,) = [json.loads(line) for line in capsys.readouterr().err.splitlines() if '"error"' in line]
     assert (line["code"], line["exit_code"]) == ("exists", 5)
+
+
+def test_on_a_terminal_a_bar_appears_when_it_takes_long(
+    cache: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvzip.cli.progress.BAR_AFTER", 0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    assert kvzip("compress", cache) == 0
+    shown = capsys.readouterr().err
+    assert "kv.safetensors" in shown and "kB" in shown.split("\x1b[2K")[0]
+    for quiet in (["-q"], ["--progress", "none", "-q"]):
+        assert kvzip("compress", cache, "-f", *quiet) == 0
+        assert capsys.readouterr().err == ""
+
+
+def test_what_is_compressed_already_is_not_compressed_again_by_accident(cache: Path, capsys: Capture) -> None:
+    assert kvzip("compress", cache) == 0
+    assert kvzip("compress", f"{cache}.kvz") == 2
+    assert "already" in capsys.readouterr().err
 
 
 def _tensor_bytes(path: Path) -> int:

@@ -27,6 +27,9 @@ Sinks = Annotated[
     int | None,
     typer.Option("--sinks", metavar="N", min=0, help="First tokens to keep exact; 0 for a chunk from the middle."),
 ]
+Coder = Annotated[
+    str | None, typer.Option("--coder", metavar="CODER", help="Of cachegen: rans, or range as LMCache has it.")
+]
 BlockTokens = Annotated[
     int, typer.Option("--block-tokens", metavar="N", min=1, help="Tokens in a block, the unit of random access.")
 ]
@@ -41,6 +44,7 @@ def compress(
     k_bins: Bins = None,
     v_bins: Bins = None,
     sinks: Sinks = None,
+    coder: Coder = None,
     block_tokens: BlockTokens = 1024,
     layout: options.LayoutName = None,
     heads: options.Heads = None,
@@ -68,7 +72,7 @@ def compress(
     job = options.Job.of(quiet, verbose, style, device, threads)
     inputs = options.inputs_of(files)
     target = check_targets(inputs, output, stdout, force=force, keep=keep, remove=remove)
-    given = {"level": level, "k_bins": k_bins, "v_bins": v_bins, "sinks": sinks}
+    given = {"level": level, "k_bins": k_bins, "v_bins": v_bins, "sinks": sinks, "coder": coder}
     codec_options = {name: value for name, value in given.items() if value is not None}
 
     def work(name: str) -> None:

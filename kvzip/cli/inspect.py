@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
@@ -39,29 +39,43 @@ def inspect(
     messages = options.Job.of(quiet, verbose).messages
 
     def show(name: str) -> None:
-        from kvzip.inspection import SCHEMA, is_kvz, members_of
-        from kvzip.layouts import map_cache
-        from kvzip.tensorfile import open_tensors
+        from kvzip.inspection import is_kvz
 
         with options.open_input(name) as (file, called):
             if file is not None and is_kvz(file, called):
-                members = members_of(file, called)
-                if as_json:
-                    found = [member.to_json(sections=bool(verbose)) for member in members]
-                    print(json.dumps({"schema": SCHEMA, "file": called, "format": "kvz", "members": found}))
-                else:
-                    for member in members:
-                        _print(_member_lines(member, called, messages.verbose))
-                return
-            with open_tensors(name if file is None else file) as source:
-                cache_map = map_cache(source, layout, heads, head_dim)
-                nbytes = sum(entry.size for entry in source.files)
-        if as_json:
-            print(json.dumps({"schema": SCHEMA, "file": called, "format": "safetensors", **_map_json(cache_map)}))
-        else:
-            _print(_source_lines(cache_map, called, nbytes, messages.verbose))
+                _show_kvz(file, called, as_json, messages.verbose)
+            else:
+                _show_source(
+                    name if file is None else file, called, as_json, messages.verbose, (layout, heads, head_dim)
+                )
 
     for_each(options.inputs_of(files), show, "shown", messages)
+
+
+def _show_kvz(file: BinaryIO, name: str, as_json: bool, verbose: int) -> None:
+    from kvzip.inspection import SCHEMA, members_of
+
+    members = members_of(file, name)
+    if as_json:
+        found = [member.to_json(sections=bool(verbose)) for member in members]
+        print(json.dumps({"schema": SCHEMA, "file": name, "format": "kvz", "members": found}))
+        return
+    for member in members:
+        _print(_member_lines(member, name, verbose))
+
+
+def _show_source(source: str | BinaryIO, name: str, as_json: bool, verbose: int, layout: tuple[Any, ...]) -> None:
+    from kvzip.inspection import SCHEMA
+    from kvzip.layouts import map_cache
+    from kvzip.tensorfile import open_tensors
+
+    with open_tensors(source) as opened:
+        cache_map = map_cache(opened, *layout)
+        nbytes = sum(entry.size for entry in opened.files)
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "file": name, "format": "safetensors", **_map_json(cache_map)}))
+    else:
+        _print(_source_lines(cache_map, name, nbytes, verbose))
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -37,7 +37,12 @@ def for_each(inputs: Sequence[str], work: Callable[[str], None], done: str, mess
 
 
 def compressed_name(name: str) -> str:
-    """Where the compressed form of an input goes by default."""
+    """Where the compressed form of an input goes by default. Raises ``UsageError`` for what is compressed already."""
+    if name.endswith(SUFFIX):
+        raise UsageError(
+            f"{name}: ends in {SUFFIX} already; kvzip decompress restores it, -o compresses it all the same",
+            code="has-suffix",
+        )
     return "-" if name == "-" else os.path.normpath(name) + SUFFIX
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from kvzip.cli.messages import Messages
@@ -91,7 +92,13 @@ class _Bar:
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.progress import TransferSpeedColumn as Speed
 
-        columns = (TextColumn(escape(self._name)), BarColumn(), DownloadColumn(), Speed(), TimeRemainingColumn())
+        columns = (
+            TextColumn(escape(Path(self._name).name[-32:])),
+            BarColumn(),
+            DownloadColumn(),
+            Speed(),
+            TimeRemainingColumn(),
+        )
         self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
         self._bar.add_task("", total=self._total)
         self._bar.start()
