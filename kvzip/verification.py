@@ -81,13 +81,17 @@ def compare(
     return tally.totals()
 
 
+def same_tensors(stored: StoredCache, reference: TensorSource) -> bool:
+    """Whether a source has the tensors of a stored cache: names, dtypes, shapes and order."""
+    ours, theirs = ([(t.label, t.dtype, t.shape) for t in tensors] for tensors in (stored.tensors, reference.tensors))
+    return ours == theirs
+
+
 def _map_reference(
     stored: StoredCache, reference: TensorSource, layout: str | None, heads: int | None, head_dim: int | None
 ) -> CacheMap:
     """The source's own map, if the reference has the same tensors: what was once declared need not be again."""
-    if layout is None and [(t.name, t.dtype, t.shape) for t in reference.tensors] == [
-        (t.name, t.dtype, t.shape) for t in stored.tensors
-    ]:
+    if layout is None and same_tensors(stored, reference):
         return CacheMap.from_json(stored.header.map, reference.tensors)
     return map_cache(reference, layout, heads, head_dim)
 
@@ -110,7 +114,7 @@ def _pair(stored: StoredCache, cache_map: CacheMap, name: str) -> dict[int, Plan
                 code="reference-shape",
             )
         pairs[other.index] = plane
-    if not pairs:
+    if not pairs and stored.header.planes:
         raise UsageError(f"{name} has nothing to compare with", code="reference-empty")
     return pairs
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import safetensors.numpy
 
-from tests.cli import cache_file, kvzip, process
+import kvzip.api
+from tests.cli import cache_file, process
+from tests.cli import kvzip as command
 
 Capture = pytest.CaptureFixture[str]
 
@@ -25,10 +27,10 @@ def names(folder: Path) -> list[str]:
 
 def test_compress_adds_a_suffix_and_decompress_takes_it_off(cache: Path) -> None:
     original = cache.read_bytes()
-    assert kvzip("compress", cache, "--codec", "raw") == 0
+    assert command("compress", cache, "--codec", "raw") == 0
     assert names(cache.parent) == ["kv.safetensors", "kv.safetensors.kvz"]
     cache.unlink()
-    assert kvzip("decompress", f"{cache}.kvz") == 0
+    assert command("decompress", f"{cache}.kvz") == 0
     assert cache.read_bytes() == original
 
 
@@ -41,7 +43,7 @@ def test_pipes_work_in_both_directions_and_nothing_but_data_is_on_them(cache: Pa
 
 
 def test_the_summary_tells_sizes_codec_and_the_worst_layers(cache: Path, capsys: Capture) -> None:
-    assert kvzip("compress", cache) == 0
+    assert command("compress", cache) == 0
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
     for word in ("kv.safetensors:", "%", "kv.safetensors.kvz", "cachegen", "key 0.", "value 0.", "(layer "):
@@ -49,18 +51,18 @@ def test_the_summary_tells_sizes_codec_and_the_worst_layers(cache: Path, capsys:
 
 
 def test_quiet_is_quiet_and_errors_are_heard_all_the_same(cache: Path, capsys: Capture) -> None:
-    assert kvzip("compress", cache, "-q") == 0
+    assert command("compress", cache, "-q") == 0
     assert capsys.readouterr() == ("", "")
-    assert kvzip("compress", cache, "-q") == 5
+    assert command("compress", cache, "-q") == 5
     assert "exists" in capsys.readouterr().err
 
 
 def test_an_existing_target_is_refused_without_f_and_nobody_is_asked(cache: Path, capsys: Capture) -> None:
     target = Path(f"{cache}.kvz")
     target.write_bytes(b"precious")
-    assert kvzip("compress", cache) == 5
+    assert command("compress", cache) == 5
     assert target.read_bytes() == b"precious" and "-f" in capsys.readouterr().err
-    assert kvzip("compress", cache, "-f") == 0
+    assert command("compress", cache, "-f") == 0
     assert target.read_bytes() != b"precious"
 
 
@@ -68,14 +70,14 @@ def test_the_input_is_never_the_output(cache: Path) -> None:
     before = cache.read_bytes()
     (cache.parent / "link").hardlink_to(cache)
     for target in (cache, cache.parent / "link"):
-        assert kvzip("compress", cache, "-f", "-o", target) == 5
+        assert command("compress", cache, "-f", "-o", target) == 5
     assert cache.read_bytes() == before
 
 
 def test_many_inputs_go_on_past_a_bad_one_and_say_so(cache: Path, capsys: Capture) -> None:
     other = cache_file(cache.parent / "other.safetensors", seed=8)
     (cache.parent / "bad").write_bytes(b"no cache at all")
-    assert kvzip("compress", cache, cache.parent / "missing", cache.parent / "bad", other) == 6
+    assert command("compress", cache, cache.parent / "missing", cache.parent / "bad", other) == 6
     assert {"kv.safetensors.kvz", "other.safetensors.kvz"} <= set(names(cache.parent))
     assert "bad.kvz" not in names(cache.parent)
     assert "2 of 4 inputs failed, 2 compressed" in capsys.readouterr().err
@@ -83,21 +85,19 @@ def test_many_inputs_go_on_past_a_bad_one_and_say_so(cache: Path, capsys: Captur
 
 @pytest.mark.parametrize("target", [["-c"], ["-o", "one.kvz"], ["-o", "-"]])
 def test_many_inputs_never_go_into_one_output(cache: Path, target: list[str]) -> None:
-    assert kvzip("compress", cache, cache, *target) == 2
+    assert command("compress", cache, cache, *target) == 2
     assert names(cache.parent) == ["kv.safetensors"]
 
 
 def test_rm_removes_the_source_once_its_output_has_been_read_back(cache: Path) -> None:
     original = cache.read_bytes()
-    assert kvzip("compress", cache, "--codec", "raw", "--rm") == 0
+    assert command("compress", cache, "--codec", "raw", "--rm") == 0
     assert names(cache.parent) == ["kv.safetensors.kvz"]
-    assert kvzip("decompress", f"{cache}.kvz", "--rm") == 0
+    assert command("decompress", f"{cache}.kvz", "--rm") == 0
     assert names(cache.parent) == ["kv.safetensors"] and cache.read_bytes() == original
 
 
 def test_rm_keeps_the_source_when_the_output_does_not_read_back(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import kvzip.api
-
     real = kvzip.api.compress
 
     def damaging(source: str, target: str, **options: object) -> object:
@@ -108,37 +108,53 @@ def test_rm_keeps_the_source_when_the_output_does_not_read_back(cache: Path, mon
         return report
 
     monkeypatch.setattr(kvzip.api, "compress", damaging)
-    from tests.cli import kvzip as run
-
-    assert run("compress", cache, "--rm") == 3
+    assert command("compress", cache, "--rm") == 3
     assert cache.exists()
+
+
+def test_rm_keeps_the_compressed_file_when_the_restored_one_differs(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = kvzip.api.decompress
+
+    def damaging(source: str, target: str, **options: object) -> object:
+        report = real(source, target, **options)
+        with Path(target).open("r+b") as file:
+            file.seek(-4, os.SEEK_END)
+            file.write(b"\x11\x22\x33\x44")
+        return report
+
+    monkeypatch.setattr(kvzip.api, "decompress", damaging)
+    assert command("compress", cache, "--codec", "raw", "--rm") == 0
+    assert command("decompress", f"{cache}.kvz", "--rm") == 1
+    assert Path(f"{cache}.kvz").exists()
 
 
 @pytest.mark.parametrize(
     "options", [["-c"], ["-o", "-"], ["-o", "/dev/null"], ["-k"]], ids=["stdout", "dash", "device", "keep"]
 )
 def test_rm_is_refused_where_nothing_would_be_left(cache: Path, options: list[str]) -> None:
-    assert kvzip("compress", cache, "--rm", *options) == 2
+    assert command("compress", cache, "--rm", *options) == 2
     assert cache.exists()
 
 
 def test_rm_is_refused_for_a_part_of_a_cache_and_for_a_test(cache: Path) -> None:
-    assert kvzip("compress", cache) == 0
+    assert command("compress", cache) == 0
     for options in (["--layers", "0"], ["--tokens", ":8"], ["-t"]):
-        assert kvzip("decompress", f"{cache}.kvz", "-f", "--rm", *options) == 2
+        assert command("decompress", f"{cache}.kvz", "-f", "--rm", *options) == 2
     assert Path(f"{cache}.kvz").exists()
 
 
 def test_decompress_needs_a_name_that_tells_its_target(cache: Path, capsys: Capture) -> None:
-    assert kvzip("compress", cache, "-o", cache.parent / "cache.bin") == 0
-    assert kvzip("decompress", cache.parent / "cache.bin") == 2
+    assert command("compress", cache, "-o", cache.parent / "cache.bin") == 0
+    assert command("decompress", cache.parent / "cache.bin") == 2
     assert "-o" in capsys.readouterr().err
 
 
 def test_a_part_keeps_the_names_with_smaller_shapes(cache: Path) -> None:
-    assert kvzip("compress", cache, "--codec", "raw", "--block-tokens", 64) == 0
+    assert command("compress", cache, "--codec", "raw", "--block-tokens", 64) == 0
     part = cache.parent / "part"
-    assert kvzip("decompress", f"{cache}.kvz", "--layers", "1:", "--tokens", "60:70", "-o", part) == 0
+    assert command("decompress", f"{cache}.kvz", "--layers", "1:", "--tokens", "60:70", "-o", part) == 0
     found, whole = safetensors.numpy.load_file(part), safetensors.numpy.load_file(cache)
     assert set(found) == {name for name in whole if "layers.0" not in name}
     assert (found["layers.2.value"] == whole["layers.2.value"][:, 60:70]).all()
@@ -146,14 +162,14 @@ def test_a_part_keeps_the_names_with_smaller_shapes(cache: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "3:3", "5:2", "-1:4", "1:2:3", ":"])
 def test_a_range_that_says_nothing_is_a_usage_error(cache: Path, text: str) -> None:
-    assert kvzip("compress", cache) == 0
+    assert command("compress", cache) == 0
     expected = 0 if text == ":" else 2
-    assert kvzip("decompress", f"{cache}.kvz", f"--tokens={text}", "-f") == expected
+    assert command("decompress", f"{cache}.kvz", f"--tokens={text}", "-f") == expected
 
 
 def test_t_decodes_and_writes_nothing(cache: Path) -> None:
-    assert kvzip("compress", cache, "--rm") == 0
-    assert kvzip("decompress", "-t", f"{cache}.kvz") == 0
+    assert command("compress", cache, "--rm") == 0
+    assert command("decompress", "-t", f"{cache}.kvz") == 0
     assert names(cache.parent) == ["kv.safetensors.kvz"]
 
 
@@ -162,17 +178,17 @@ def test_of_several_caches_in_a_file_one_must_be_named(cache: Path) -> None:
     both = cache.parent / "both.kvz"
     both.write_bytes(b"".join(process("compress", "-c", "--codec", "raw", path).stdout for path in (cache, other)))
     target = cache.parent / "back"
-    assert kvzip("decompress", both, "-o", target) == 2
-    assert kvzip("decompress", both, "--member", 1, "-o", target) == 0
+    assert command("decompress", both, "-o", target) == 2
+    assert command("decompress", both, "--member", 1, "-o", target) == 0
     assert target.read_bytes() == other.read_bytes()
-    assert kvzip("verify", both, "--deep") == 0
+    assert command("verify", both, "--deep") == 0
 
 
 def test_options_reach_the_codec(cache: Path, capsys: Capture) -> None:
     given = ["--k-bins", "0-1:32,2-:16", "--v-bins", "0-:8", "--sinks", "4", "--level", "5"]
-    assert kvzip("compress", cache, *given) == 0
+    assert command("compress", cache, *given) == 0
     capsys.readouterr()
-    assert kvzip("inspect", "--json", f"{cache}.kvz") == 0
+    assert command("inspect", "--json", f"{cache}.kvz") == 0
     (member,) = json.loads(capsys.readouterr().out)["members"]
     assert member["codecs"][1 if member["codecs"][0]["name"] == "raw" else 0]["config"]["sinks"] == 4
     assert member["channel_specs"] == {
@@ -199,7 +215,7 @@ def test_options_reach_the_codec(cache: Path, capsys: Capture) -> None:
 def test_a_wrong_option_is_a_usage_error_that_names_it(
     cache: Path, capsys: Capture, options: list[str], word: str
 ) -> None:
-    assert kvzip("compress", cache, *options) == 2
+    assert command("compress", cache, *options) == 2
     assert word in capsys.readouterr().err
     assert names(cache.parent) == ["kv.safetensors"]
 
@@ -207,19 +223,19 @@ def test_a_wrong_option_is_a_usage_error_that_names_it(
 def test_mode_and_time_of_a_file_are_kept(cache: Path) -> None:
     cache.chmod(0o640)
     os.utime(cache, ns=(10**18, 10**18))
-    assert kvzip("compress", cache) == 0
+    assert command("compress", cache) == 0
     found = Path(f"{cache}.kvz").stat()
     assert (found.st_mode & 0o777, found.st_mtime_ns) == (0o640, 10**18)
 
 
 def test_json_progress_is_one_object_a_line_and_ends_with_the_result(cache: Path, capsys: Capture) -> None:
-    assert kvzip("compress", cache, "--progress", "json") == 0
+    assert command("compress", cache, "--progress", "json") == 0
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["event"] for line in lines[-2:]] == ["progress", "result"]
     assert lines[-2]["done"] == lines[-2]["total"] - (cache.stat().st_size - _tensor_bytes(cache))
     assert lines[-1]["stored_bytes"] == Path(f"{cache}.kvz").stat().st_size
     assert {error["kind"] for error in lines[-1]["worst_errors"]} == {"key", "value"}
-    assert kvzip("compress", cache, "--progress", "json") == 5
+    assert command("compress", cache, "--progress", "json") == 5
     (line,) = [json.loads(line) for line in capsys.readouterr().err.splitlines() if '"error"' in line]
     assert (line["code"], line["exit_code"]) == ("exists", 5)
 
@@ -230,17 +246,17 @@ def test_on_a_terminal_a_bar_appears_when_it_takes_long(
     monkeypatch.setattr("kvzip.cli.progress.BAR_AFTER", 0)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "120")
-    assert kvzip("compress", cache) == 0
+    assert command("compress", cache) == 0
     shown = capsys.readouterr().err
     assert "kv.safetensors" in shown and "kB" in shown.split("\x1b[2K")[0]
     for quiet in (["-q"], ["--progress", "none", "-q"]):
-        assert kvzip("compress", cache, "-f", *quiet) == 0
+        assert command("compress", cache, "-f", *quiet) == 0
         assert capsys.readouterr().err == ""
 
 
 def test_what_is_compressed_already_is_not_compressed_again_by_accident(cache: Path, capsys: Capture) -> None:
-    assert kvzip("compress", cache) == 0
-    assert kvzip("compress", f"{cache}.kvz") == 2
+    assert command("compress", cache) == 0
+    assert command("compress", f"{cache}.kvz") == 2
     assert "already" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ from kvzip.cli import options, text
 from kvzip.cli.items import check_targets, for_each, remove_source, restored_name
 from kvzip.cli.progress import ProgressStyle
 from kvzip.cli.verify import verify_input
-from kvzip.errors import UsageError
+from kvzip.errors import KvzipError, UsageError
 
 Layers = Annotated[
     str | None, typer.Option("--layers", metavar="A:B", help="Only these layers; reads only what they need.")
@@ -94,12 +94,13 @@ def decompress(
 def _read_back(name: str, target: str) -> None:
     """Raise unless ``target`` holds, bit for bit, what ``name`` decodes to."""
     from kvzip.devices import get_device
+    from kvzip.opening import open_stored
     from kvzip.tensorfile import open_tensors
-    from kvzip.verification import compare, stored_members
+    from kvzip.verification import compare, same_tensors
 
-    with Path(name).open("rb") as file, open_tensors(target) as restored:
-        errors = [
-            e for stored in stored_members(file, name) for e in compare(stored, restored, device=get_device("cpu"))
-        ]
-    if any(error.max_abs for error in errors):
-        raise OSError(0, "does not read back as it was written", target)
+    with open_stored(name) as stored, open_tensors(target) as restored:
+        sound = same_tensors(stored, restored) and not any(
+            error.max_abs for error in compare(stored, restored, device=get_device("cpu"))
+        )
+    if not sound:
+        raise KvzipError(f"{target}: does not read back as it was written; {name} is kept", code="read-back")
