@@ -4,10 +4,7 @@
 // symbols. Symbols beyond the coder's 32 are split: a coded part, and `raw_bits` low bits stored as they are. Tokens that must
 // not change, the attention sink and those with NaN or Inf, are kept exact: the first one rides in the start states of the
 // streams (16-bit types), the others lie in `rows`.
-//
-// The token section has, for each tile of 32 tokens: a head (smallest entry of the max tensor, width in bits, flag), the mask
-// of exact tokens if the flag says so, and `width` words of bits: entry minus smallest, one token a lane.
-#include "rans.h"
+#include "cachegen.h"
 
 struct CacheGenBlock {
   u64 token_words;  // u32: the token section
@@ -19,16 +16,6 @@ struct CacheGenBlock {
   u32 token_word_count, word_count, raw_rows, row_count;
   u32 levels;       // M
   u32 raw_bits, family, symbols;
-};
-
-constexpr u32 TILE = 32;
-constexpr u32 TILE_WORDS = 3 + 32;
-constexpr u32 EXACT_FLAG = 1u << 31;
-
-// The head of a tile takes one word for 16-bit types (flag, width, smallest), two for float32 (flag and width; smallest).
-template <class E>
-struct TileHead {
-  enum : u32 { WORDS = sizeof(typename E::raw) / 2 };
 };
 
 // ------------------------------------------------------------------------------------------- encoding
@@ -206,21 +193,16 @@ FN u32 cachegen_decode_groups(const Plane& plane, const CacheGenBlock& block, u3
   if (!fits) return BAD_STREAM;
 
   const u32* token_words = (const u32*)block.token_words;
-  float levels = (float)block.levels;
+  // Out of the block once: the compiler has to suppose that decoded values overwrite it.
+  u32 middle = block.levels, raw_bits = block.raw_bits;
+  float levels = (float)middle;
   u32 at = 0, coded_rows = 0, exact_rows = 0, rider = ~0u;
   for (u32 start = 0; start < plane.tokens; start += TILE) {
     u32 stop = start + TILE < plane.tokens ? start + TILE : plane.tokens;
-    // A damaged section ends early: check each piece before it is read.
-    if (at + TileHead<E>::WORDS > block.token_word_count) return BAD_TOKENS;
-    u32 head = token_words[at], width = head >> 16 & 63u;
-    u32 base = TileHead<E>::WORDS == 1 ? head & 0xffffu : token_words[at + 1];
-    at += TileHead<E>::WORDS;
-    u32 used = width + (head & EXACT_FLAG ? 1 : 0);
-    if (width > 32 || used > block.token_word_count - at) return BAD_TOKENS;
-    u32 mask = head & EXACT_FLAG ? token_words[at] : 0;
-    vu32 entries = load_bits(token_words + at + used - width, width) + base;
-    vf32 maxima = E::to_float(E::narrowed(entries));
-    at += used;
+    Tile tile = read_tile<E>(token_words, block.token_word_count, at);
+    if (!tile.fits) return BAD_TOKENS;
+    u32 mask = tile.exact;
+    vf32 maxima = E::to_float(E::narrowed(tile.entries));
 
     for (u32 t = start; t < stop; ++t) {
       if (mask >> (t - start) & 1) {
@@ -238,12 +220,12 @@ FN u32 cachegen_decode_groups(const Plane& plane, const CacheGenBlock& block, u3
 #pragma clang loop unroll(full)
       for (int f = 0; f < FLIGHTS; ++f) {
         vu32 symbol = widen(decoders[f].template next<N>(cumulative + f * (N + 1) * LANES));
-        if (block.raw_bits) {
+        if (raw_bits) {
           if (coded_rows >= block.raw_rows) return BAD_RAW;
-          const u32* raw = (const u32*)block.raw + ((u64)coded_rows * groups + group + f) * block.raw_bits;
-          symbol = symbol << block.raw_bits | load_bits(raw, block.raw_bits);
+          const u32* raw = (const u32*)block.raw + ((u64)coded_rows * groups + group + f) * raw_bits;
+          symbol = symbol << raw_bits | load_bits(raw, raw_bits);
         }
-        vf32 x = int_to_float(symbol - block.levels) / levels * top;
+        vf32 x = int_to_float(symbol - middle) / levels * top;
         columns[f].template store<WHOLE>(t, E::from_float(x));
       }
       ++coded_rows;
@@ -251,7 +233,7 @@ FN u32 cachegen_decode_groups(const Plane& plane, const CacheGenBlock& block, u3
   }
   if (at != block.token_word_count) return BAD_TOKENS;
   if (exact_rows != block.row_count) return BAD_ROWS;
-  if (block.raw_bits && coded_rows != block.raw_rows) return BAD_RAW;
+  if (raw_bits && coded_rows != block.raw_rows) return BAD_RAW;
   for (int f = 0; f < FLIGHTS; ++f) {
     if (!decoders[f].finished()) return BAD_STREAM;
     if (rider != ~0u) columns[f].template store<WHOLE>(rider, E::narrowed(widen(decoders[f].rider())));

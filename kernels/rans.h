@@ -20,7 +20,7 @@ constexpr u32 TABLE_STRIDE = MAX_SYMBOLS + 1;  // cumulative counts 0..4096; sym
 constexpr u32 STATE_WORDS = 1 + LANES;         // of a warp in the state section: number of words, then the lanes' states
 
 // What a stream can be found to be. A warp reports the first thing wrong.
-enum Status : u32 { OK = 0, BAD_TOKENS = 1, BAD_STREAM = 2, BAD_ROWS = 3, BAD_RAW = 4, BAD_VALUE = 5 };
+enum Status : u32 { OK = 0, BAD_TOKENS = 1, BAD_STREAM = 2, BAD_ROWS = 3, BAD_RAW = 4, BAD_VALUE = 5, BAD_TABLES = 6 };
 
 // The lanes' tables side by side: [N + 1][32] cumulative counts. Idle lanes code symbol 0 at no cost.
 template <int N>

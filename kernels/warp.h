@@ -58,6 +58,20 @@ FN vf32 warp_max(vf32 x) {
   x = maximum(x, shuffle_xor<8>(x));
   return maximum(x, shuffle_xor<16>(x));
 }
+FN vu32 warp_sum(vu32 x) {
+  x = x + shuffle_xor<1>(x);
+  x = x + shuffle_xor<2>(x);
+  x = x + shuffle_xor<4>(x);
+  x = x + shuffle_xor<8>(x);
+  return x + shuffle_xor<16>(x);
+}
+// The sum over the lanes before.
+template <int D = 1>
+FN vu32 warp_sum_before(vu32 x) {
+  vu32 other = shuffle_xor<D>(x), before = select((lane_ids() & (u32)D) != 0u, other, splat(0));
+  if constexpr (D < 16) return before + warp_sum_before<2 * D>(x + other);
+  return before;
+}
 
 // ------------------------------------------------------------------------------------------- element types
 // Each type knows its raw bits and how to come from and go to float32. ABS masks off the sign; magnitudes from INFINITE on

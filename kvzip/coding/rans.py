@@ -27,6 +27,7 @@ _FAULTS = {
     3: "the number of exact tokens is wrong",
     4: "the number of raw low bits is wrong",
     5: "a value is out of range",
+    6: "the counts of the symbols are wrong",
 }
 
 

@@ -1,0 +1,34 @@
+// The token section of CacheGen's blocks. It has, for each tile of 32 tokens: a head (smallest entry of the max tensor, width in
+// bits, flag), the mask of exact tokens if the flag says so, and `width` words of bits: entry minus smallest, one token a lane.
+#pragma once
+#include "rans.h"
+
+constexpr u32 TILE = 32;
+constexpr u32 TILE_WORDS = 3 + 32;
+constexpr u32 EXACT_FLAG = 1u << 31;
+
+// The head of a tile takes one word for 16-bit types (flag, width, smallest), two for float32 (flag and width; smallest).
+template <class E>
+struct TileHead {
+  enum : u32 { WORDS = sizeof(typename E::raw) / 2 };
+};
+
+// One tile, taken from a section that trusts nothing; `fits` says whether it is whole.
+struct Tile {
+  vu32 entries;  // bits of the max tensor's entries, one token a lane
+  u32 exact;     // mask of exact tokens
+  bool fits;
+};
+
+template <class E>
+FN Tile read_tile(const u32* words, u32 word_count, u32& at) {
+  if (at + TileHead<E>::WORDS > word_count) return {splat(0), 0, false};
+  u32 head = words[at], width = head >> 16 & 63u;
+  u32 base = TileHead<E>::WORDS == 1 ? head & 0xffffu : words[at + 1];
+  at += TileHead<E>::WORDS;
+  u32 used = width + (head & EXACT_FLAG ? 1 : 0);
+  if (width > 32 || used > word_count - at) return {splat(0), 0, false};
+  Tile tile = {load_bits(words + at + used - width, width) + base, head & EXACT_FLAG ? words[at] : 0, true};
+  at += used;
+  return tile;
+}
