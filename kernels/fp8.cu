@@ -60,124 +60,150 @@ struct E5m2 : Fp8Format<2, 112, 0x38800000, 0x476fffff, 0x7b, 0x7c> {
 // A NaN goes through unchanged: what arithmetic makes of its sign and payload differs between processors.
 FN vf32 unless_nan(vf32 result, vf32 x) { return select((vm32)(x == x), result, x); }
 
-// How the lanes of a column find their scales. All of one head share a number; else each lane has its own.
-enum Scaling { UNSCALED, UNIFORM, PER_LANE };
+// How the channels of a strip find their scales. All of one head share a number; else each has its own.
+enum Scaling { UNSCALED, UNIFORM, PER_CHANNEL };
 
 template <Scaling S>
 struct Scales {
   const float* scales;
   u32 token_step;
-  vu32 offsets;
+  Pack<vu32> offsets;
 
-  static METHOD Scales make(const Plane& plane, const Fp8Block& block, u32 group) {
+  static METHOD Scales make(const Plane& plane, const Fp8Block& block, u32 strip) {
     Scales s;
-    u32 first = group * LANES, last = plane.heads * plane.head_dim - 1;
+    u32 first = strip * (LANES * PACK), last = plane.heads * plane.head_dim - 1;
     s.token_step = block.token_step;
     s.scales = (const float*)block.scales + (S == UNIFORM ? first / plane.head_dim * block.head_step : 0);
-    if (S == PER_LANE) {
-      vu32 channel = lane_ids() + first;
-      s.offsets = divide_by(select(channel < last, channel, splat(last)), plane.head_dim) * block.head_step;
+    for (int i = 0; S == PER_CHANNEL && i < PACK; ++i) {
+      vu32 channel = lane_ids() * (u32)PACK + (first + i);
+      s.offsets.v[i] = divide_by(select(channel < last, channel, splat(last)), plane.head_dim) * block.head_step;
     }
     return s;
   }
-  METHOD vf32 at(u32 token) const {
+  METHOD vf32 at(u32 token, int i) const {
+    if (S == UNSCALED) return splatf(1.f);
     const float* p = scales + (u64)token * token_step;
-    return S == PER_LANE ? gather_f32(p, offsets) : splatf(*p);
+    return S == PER_CHANNEL ? gather_f32(p, offsets.v[i]) : splatf(*p);
   }
 };
 
-FN Scaling scaling_of(const Plane& plane, const Fp8Block& block, u32 group) {
+FN Scaling scaling_of(const Plane& plane, const Fp8Block& block, u32 strip) {
   if (!block.scales) return UNSCALED;
-  u32 first = group * LANES, last = first + LANES - 1, channels = plane.heads * plane.head_dim;
+  u32 first = strip * (LANES * PACK), last = first + LANES * PACK - 1, channels = plane.heads * plane.head_dim;
   last = last < channels ? last : channels - 1;
-  return block.head_step == 0 || first / plane.head_dim == last / plane.head_dim ? UNIFORM : PER_LANE;
+  if (PACK > 1) return PER_CHANNEL;  // a GPU gathers as fast; fewer versions leave it more registers
+  return block.head_step == 0 || first / plane.head_dim == last / plane.head_dim ? UNIFORM : PER_CHANNEL;
 }
 
-// Squared error, energy and largest error of a column, or of a tile.
+// Squared error, energy and largest error of a tile.
 struct Fp8Errors {
-  vf32 squared, energy, worst;
+  StripSum squared, energy;
+  vf32 worst;
 };
 
 template <class E, class F, Scaling S, bool WHOLE>
-FN void fp8_encode_column(const Plane& plane, const Fp8Block& block, u32 group, u32 start, u32 stop, bool saturate,
-                          const Column<E>& column, Fp8Errors& errors) {
+FN void fp8_encode_strip(const Plane& plane, const Fp8Block& block, u32 index, u32 start, u32 stop, bool saturate,
+                         const Strip<E>& strip, Fp8Errors& errors) {
   u32 channels = plane.heads * plane.head_dim;
-  Scales<S> scales = Scales<S>::make(plane, block, group);
-  u8* out = (u8*)block.bytes + (u64)group * LANES;
-  vf32 squared = splatf(0.f), energy = splatf(0.f), worst = splatf(0.f);
-  for (u32 t = start; t < stop; ++t) {
-    vf32 x = E::to_float(column.template load<WHOLE>(t)), magnitude = absolute(x);
-    vf32 scale = S == UNSCALED ? splatf(1.f) : scales.at(t);
-    Fp8Code coded = F::encode(S == UNSCALED ? x : unless_nan(x / scale, x), saturate);
-    store_bytes<WHOLE>(out + (u64)t * channels, coded.code, column.active);
-    // Every element type holds an unscaled code exactly.
-    vf32 restored = S == UNSCALED ? coded.magnitude : E::to_float(E::from_float(coded.magnitude * scale));
-    vf32 difference = absolute(restored - magnitude);
-    // NaN and infinities have no error to speak of.
-    vm32 finite = difference < as_float(splat(0x7f800000));
-    difference = select(finite, difference, splatf(0.f));
-    magnitude = select(finite, magnitude, splatf(0.f));
-    squared = squared + difference * difference;
-    energy = energy + magnitude * magnitude;
-    worst = maximum(worst, difference);
+  Scales<S> scales = Scales<S>::make(plane, block, index);
+  u8* out = (u8*)block.bytes + (u64)index * (LANES * PACK);
+  Pack<vf32> squared, energy;
+  for (int i = 0; i < PACK; ++i) squared.v[i] = energy.v[i] = splatf(0.f);
+  vf32 worst = splatf(0.f);
+  constexpr u32 AT_ONCE = WHOLE && S == UNSCALED ? ROWS : 1;
+  for (u32 first = start; first < stop; first += AT_ONCE) {
+    Pack<typename E::vraw> rows[AT_ONCE];
+    for (u32 r = 0; r < AT_ONCE; ++r)
+      if (first + r < stop) rows[r] = strip.template load<WHOLE>(first + r);
+    for (u32 r = 0; r < AT_ONCE && first + r < stop; ++r) {
+      u32 t = first + r;
+      Pack<vu32> codes;
+      for (int i = 0; i < PACK; ++i) {
+        vf32 x = E::to_float(rows[r].v[i]), magnitude = absolute(x), scale = scales.at(t, i);
+        Fp8Code coded = F::encode(S == UNSCALED ? x : unless_nan(x / scale, x), saturate);
+        codes.v[i] = coded.code;
+        // Every element type holds an unscaled code exactly.
+        vf32 restored = S == UNSCALED ? coded.magnitude : E::to_float(E::from_float(coded.magnitude * scale));
+        vf32 difference = absolute(restored - magnitude);
+        // NaN and infinities have no error to speak of.
+        vm32 finite = difference < as_float(splat(0x7f800000));
+        difference = select(finite, difference, splatf(0.f));
+        magnitude = select(finite, magnitude, splatf(0.f));
+        squared.v[i] = squared.v[i] + difference * difference;
+        energy.v[i] = energy.v[i] + magnitude * magnitude;
+        worst = maximum(worst, difference);
+      }
+      strip.template store_bytes<WHOLE>(out + (u64)t * channels, codes);
+    }
   }
-  errors.squared = errors.squared + warp_sum(squared);
-  errors.energy = errors.energy + warp_sum(energy);
+  errors.squared.add(squared);
+  errors.energy.add(energy);
   errors.worst = maximum(errors.worst, warp_max(worst));
 }
 
 template <class E, class F, Scaling S, bool WHOLE>
-FN void fp8_decode_column(const Plane& plane, const Fp8Block& block, u32 group, u32 start, u32 stop,
-                          const Column<E>& column) {
+FN void fp8_decode_strip(const Plane& plane, const Fp8Block& block, u32 index, u32 start, u32 stop,
+                         const Strip<E>& strip) {
   u32 channels = plane.heads * plane.head_dim;
-  Scales<S> scales = Scales<S>::make(plane, block, group);
-  const u8* in = (const u8*)block.bytes + (u64)group * LANES;
-  for (u32 t = start; t < stop; ++t) {
-    const u8* row = in + (u64)t * channels;
-    vf32 x = F::decode(widen(WHOLE ? load_u8(row) : load_some(row, column.active)));
-    if (S != UNSCALED) x = unless_nan(x * scales.at(t), x);
-    column.template store<WHOLE>(t, E::from_float(x));
+  Scales<S> scales = Scales<S>::make(plane, block, index);
+  const u8* in = (const u8*)block.bytes + (u64)index * (LANES * PACK);
+  constexpr u32 AT_ONCE = WHOLE ? (S == UNSCALED ? ROWS : (ROWS + 1) / 2) : 1;
+  for (u32 first = start; first < stop; first += AT_ONCE) {
+    Pack<vu32> rows[AT_ONCE];
+    for (u32 r = 0; r < AT_ONCE; ++r)
+      if (first + r < stop) rows[r] = strip.template load_bytes<WHOLE>(in + (u64)(first + r) * channels);
+    for (u32 r = 0; r < AT_ONCE && first + r < stop; ++r) {
+      u32 t = first + r;
+      Pack<typename E::vraw> values;
+      for (int i = 0; i < PACK; ++i) {
+        vf32 x = F::decode(rows[r].v[i]);
+        if (S != UNSCALED) x = unless_nan(x * scales.at(t, i), x);
+        values.v[i] = E::from_float(x);
+      }
+      strip.template store<WHOLE>(t, values);
+    }
   }
 }
 
-// The forms that a column may take, as template arguments of `code`.
-#define FP8_DISPATCH(column, scaling, code)             \
-  if (column.whole)                                     \
-    switch (scaling) {                                  \
-      case UNSCALED: code(UNSCALED, true); break;       \
-      case UNIFORM: code(UNIFORM, true); break;         \
-      default: code(PER_LANE, true);                    \
-    }                                                   \
-  else                                                  \
-    switch (scaling) {                                  \
-      case UNSCALED: code(UNSCALED, false); break;      \
-      case UNIFORM: code(UNIFORM, false); break;        \
-      default: code(PER_LANE, false);                   \
+// The forms that a strip may take, as template arguments of `code`.
+#define FP8_DISPATCH(whole, scaling, code)                \
+  if (whole)                                              \
+    switch (scaling) {                                    \
+      case UNSCALED: code(UNSCALED, true); break;         \
+      case UNIFORM:                                       \
+        if constexpr (PACK == 1) code(UNIFORM, true);     \
+        break;                                            \
+      default: code(PER_CHANNEL, true);                   \
+    }                                                     \
+  else                                                    \
+    switch (scaling) {                                    \
+      case UNSCALED: code(UNSCALED, false); break;        \
+      default: code(PER_CHANNEL, false);                  \
     }
+
+FN u32 strips_of(const Plane& plane) { return (plane.heads * plane.head_dim + LANES * PACK - 1) / (LANES * PACK); }
 
 template <class E, class F>
 FN void fp8_encode_tile(const Plane& plane, const Fp8Block& block, u32 tile, bool saturate, float* sums) {
-  u32 groups = (plane.heads * plane.head_dim + LANES - 1) / LANES;
   u32 start = tile * FP8_TILE, stop = start + FP8_TILE < plane.tokens ? start + FP8_TILE : plane.tokens;
-  Fp8Errors errors = {splatf(0.f), splatf(0.f), splatf(0.f)};
-  for (u32 g = 0; g < groups; ++g) {
-    Column<E> column = Column<E>::make(plane, g);
-#define ENCODE(S, WHOLE) fp8_encode_column<E, F, S, WHOLE>(plane, block, g, start, stop, saturate, column, errors)
-    FP8_DISPATCH(column, scaling_of(plane, block, g), ENCODE)
+  Fp8Errors errors = {StripSum::zero(), StripSum::zero(), splatf(0.f)};
+  for (u32 s = 0; s < strips_of(plane); ++s) {
+    Strip<E> strip = Strip<E>::make(plane, s);
+#define ENCODE(S, WHOLE) fp8_encode_strip<E, F, S, WHOLE>(plane, block, s, start, stop, saturate, strip, errors)
+    FP8_DISPATCH(strip.whole_with((const void*)block.bytes), scaling_of(plane, block, s), ENCODE)
   }
-  store_uniform(sums, first_lane(errors.squared));
-  store_uniform(sums + 1, first_lane(errors.energy));
+  store_uniform(sums, first_lane(errors.squared.sum()));
+  store_uniform(sums + 1, first_lane(errors.energy.sum()));
   store_uniform(sums + 2, first_lane(errors.worst));
 }
 
 template <class E, class F>
 FN void fp8_decode_tile(const Plane& plane, const Fp8Block& block, u32 tile) {
-  u32 groups = (plane.heads * plane.head_dim + LANES - 1) / LANES;
   u32 start = tile * FP8_TILE, stop = start + FP8_TILE < plane.tokens ? start + FP8_TILE : plane.tokens;
-  for (u32 g = 0; g < groups; ++g) {
-    Column<E> column = Column<E>::make(plane, g);
-#define DECODE(S, WHOLE) fp8_decode_column<E, F, S, WHOLE>(plane, block, g, start, stop, column)
-    FP8_DISPATCH(column, scaling_of(plane, block, g), DECODE)
+  for (u32 s = 0; s < strips_of(plane); ++s) {
+    Strip<E> strip = Strip<E>::make(plane, s);
+#define DECODE(S, WHOLE) fp8_decode_strip<E, F, S, WHOLE>(plane, block, s, start, stop, strip)
+    FP8_DISPATCH(strip.whole_with((const void*)block.bytes), scaling_of(plane, block, s), DECODE)
   }
 }
 

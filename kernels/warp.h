@@ -73,6 +73,29 @@ FN vu32 warp_sum_before(vu32 x) {
   return before;
 }
 
+// Sums over the channels of strips, the same however many channels a lane has: 128 channels at a time as a tree of neighbours,
+// one such tree after the other.
+struct StripSum {
+  vf32 total, quarters[3];
+  u32 strips;
+
+  static METHOD StripSum zero() { return {splatf(0.f), {splatf(0.f), splatf(0.f), splatf(0.f)}, 0}; }
+  METHOD void add(const Pack<vf32>& pack) {
+    if constexpr (PACK == 4) {
+      total = total + warp_sum((pack.v[0] + pack.v[1]) + (pack.v[PACK - 2] + pack.v[PACK - 1]));
+    } else {
+      vf32 sum = warp_sum(pack.v[0]);
+      if (++strips % 4)
+        quarters[strips % 4 - 1] = sum;
+      else
+        total = whole(sum);
+      if (strips % 4 == 0) quarters[0] = quarters[1] = quarters[2] = splatf(0.f);
+    }
+  }
+  METHOD vf32 whole(vf32 last) const { return total + ((quarters[0] + quarters[1]) + (quarters[2] + last)); }
+  METHOD vf32 sum() const { return PACK == 4 ? total : whole(splatf(0.f)); }
+};
+
 // ------------------------------------------------------------------------------------------- element types
 // Each type knows its raw bits and how to come from and go to float32. ABS masks off the sign; magnitudes from INFINITE on
 // are no numbers, those below TINY (2^-110) have reciprocals near the end of float32.

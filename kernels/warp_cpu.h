@@ -238,6 +238,44 @@ struct Column {
   }
 };
 
+// A lane's share of a strip: PACK neighbouring channels, one on the CPU.
+enum : int { PACK = 1, ROWS = 1 };
+template <class V>
+struct Pack {
+  V v[PACK];
+};
+
+// 32 * PACK consecutive channels of a plane. See the CUDA side.
+template <class E>
+struct Strip {
+  Column<E> column;
+  bool whole;
+
+  static METHOD Strip make(const Plane& plane, u32 strip) {
+    Strip s;
+    s.column = Column<E>::make(plane, strip);
+    s.whole = s.column.whole;
+    return s;
+  }
+  METHOD bool whole_with(const void*) const { return whole; }
+  template <bool WHOLE>
+  METHOD Pack<typename E::vraw> load(u32 token) const {
+    return {{column.template load<WHOLE>(token)}};
+  }
+  template <bool WHOLE>
+  METHOD void store(u32 token, const Pack<typename E::vraw>& pack) const {
+    column.template store<WHOLE>(token, pack.v[0]);
+  }
+  template <bool WHOLE>
+  METHOD Pack<vu32> load_bytes(const u8* row) const {
+    return {{widen(WHOLE ? load_u8(row) : load_some(row, column.active))}};
+  }
+  template <bool WHOLE>
+  METHOD void store_bytes(u8* row, const Pack<vu32>& pack) const {
+    ::store_bytes<WHOLE>(row, pack.v[0], column.active);
+  }
+};
+
 // ------------------------------------------------------------------------------------------- half precision
 // Integer forms, for processors without conversion instructions.
 FN vf32 half_to_float(vu16 h) {

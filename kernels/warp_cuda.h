@@ -4,7 +4,7 @@
 #define FN static __device__ __forceinline__
 #define METHOD __device__ __forceinline__
 enum : int { WARPS_PER_BLOCK = 4 };
-#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(128, 6) name(int warps, __VA_ARGS__)
+#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(128, 5) name(int warps, __VA_ARGS__)
 #define FOR_EACH_WARP(warp) \
   for (int warp = (int)(blockIdx.x * WARPS_PER_BLOCK + threadIdx.x / 32), once = 1; once && warp < warps; once = 0)
 #define FOR_EACH_FLIGHT(warp, flight, groups) \
@@ -134,16 +134,106 @@ struct Column {
   }
 };
 
+// A lane's share of a strip: PACK neighbouring channels, so that it loads and stores 8 bytes of 16-bit types at once. ROWS
+// loads that do not wait for one another keep the memory busy.
+enum : int { PACK = 4, ROWS = 4 };
+template <class V>
+struct Pack {
+  V v[PACK];
+};
+template <class T>
+struct alignas(PACK * sizeof(T)) Packed {
+  T v[PACK];
+};
+
+// 32 * PACK consecutive channels of a plane, for kernels that memory bounds. `whole`: a lane's channels are either all there
+// or none, lie side by side and aligned.
+template <class E>
+struct Strip {
+  typedef typename E::raw raw;
+  const Plane& plane;
+  u8* base;
+  u32 first, active;  // the lane's first channel; how many of the strip's channels there are
+  bool whole;
+
+  static METHOD Strip make(const Plane& plane, u32 strip) {
+    u32 start = strip * (LANES * PACK), left = plane.heads * plane.head_dim - start;
+    u64 together = plane.data | (u64)plane.token_stride | (u64)plane.head_stride;
+    Strip s = {plane, nullptr, start + lane() * PACK, left < LANES * PACK ? left : LANES * PACK, false};
+    s.whole = plane.head_dim % PACK == 0 && together % sizeof(Packed<raw>) == 0;
+    s.base = s.address(s.first);
+    return s;
+  }
+  METHOD bool whole_with(const void* bytes) const { return whole && (u64)bytes % PACK == 0; }
+  METHOD u8* address(u32 channel) const {
+    return (u8*)plane.data + (i64)(channel / plane.head_dim) * plane.head_stride +
+           (i64)(channel % plane.head_dim) * (i64)sizeof(raw);
+  }
+  METHOD bool has(u32 i) const { return lane() * PACK + i < active; }
+  template <bool WHOLE>
+  METHOD Pack<typename E::vraw> load(u32 token) const {
+    Pack<typename E::vraw> pack = {};
+    Packed<raw> memory;
+    if (WHOLE && has(0)) {
+      memory = *(const Packed<raw>*)(base + (i64)token * plane.token_stride);
+      for (int i = 0; i < PACK; ++i) pack.v[i] = memory.v[i];
+    }
+    for (int i = 0; i < PACK; ++i)
+      if (!WHOLE && has(i)) pack.v[i] = *(const raw*)(address(first + i) + (i64)token * plane.token_stride);
+    return pack;
+  }
+  template <bool WHOLE>
+  METHOD void store(u32 token, const Pack<typename E::vraw>& pack) const {
+    Packed<raw> memory;
+    for (int i = 0; i < PACK; ++i) memory.v[i] = (raw)pack.v[i];
+    if (WHOLE && has(0)) *(Packed<raw>*)(base + (i64)token * plane.token_stride) = memory;
+    for (int i = 0; i < PACK; ++i)
+      if (!WHOLE && has(i)) *(raw*)(address(first + i) + (i64)token * plane.token_stride) = memory.v[i];
+  }
+  // The strip's part of a row of bytes, one a channel.
+  template <bool WHOLE>
+  METHOD Pack<vu32> load_bytes(const u8* row) const {
+    Pack<vu32> pack = {};
+    row += lane() * PACK;
+    if (WHOLE && has(0)) {
+      u32 word = *(const u32*)row;
+      for (int i = 0; i < PACK; ++i) pack.v[i] = word >> 8 * i & 0xffu;
+    }
+    for (int i = 0; i < PACK; ++i)
+      if (!WHOLE && has(i)) pack.v[i] = row[i];
+    return pack;
+  }
+  template <bool WHOLE>
+  METHOD void store_bytes(u8* row, const Pack<vu32>& pack) const {
+    row += lane() * PACK;
+    u32 word = 0;
+    for (int i = 0; i < PACK; ++i) word |= (pack.v[i] & 0xffu) << 8 * i;
+    if (WHOLE && has(0)) *(u32*)row = word;
+    for (int i = 0; i < PACK; ++i)
+      if (!WHOLE && has(i)) row[i] = (u8)pack.v[i];
+  }
+};
+
 // ------------------------------------------------------------------------------------------- half precision
+#ifndef KVZIP_EMULATED  // the tests' emulator brings its own
+FN float cvt_f32_f16(u16 h) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+  return f;
+}
+FN u16 cvt_f16_f32(float f) {
+  u16 h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  return h;
+}
+#endif
 // The conversion instructions forget what NaN it was; CPUs only make it quiet.
 FN vf32 half_to_float(vu16 h) {
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"((unsigned short)h));
+  float f = cvt_f32_f16((u16)h);
   return (h & 0x7fffu) > 0x7c00u ? as_float((h & 0x8000u) << 16 | 0x7fc00000u | (h & 0x3ffu) << 13) : f;
 }
 FN vu16 float_to_half(vf32 f) {
-  unsigned short h;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  u32 h = cvt_f16_f32(f);
   u32 u = as_bits(f);
   return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16 & 0x8000u) | 0x7e00u | (u >> 13 & 0x3ffu) : h;
 }
@@ -167,12 +257,18 @@ FN vu32 push_words(u16*& p, bool m, vu32 x) {
 // cumulative: [N + 1][32] counts per lane. The largest symbol with cumulative <= slot, and its interval [low, high).
 template <int N>
 FN vu16 find_symbol(const u16* cumulative, vu16 slot, vu16& low, vu16& high) {
-  u32 symbol = 0;
+  constexpr u32 ROW = 32 * sizeof(u16);
+  const u8* table = (const u8*)cumulative;
+  u32 at = lane() * (u32)sizeof(u16);
+  asm("" : "+r"(at));  // else the compiler adds up all steps anew for each address
 #pragma unroll
-  for (u32 d = N / 2; d; d >>= 1) symbol += slot >= cumulative[(symbol + d) * 32 + lane()] ? d : 0;
-  low = cumulative[symbol * 32 + lane()];
-  high = cumulative[(symbol + 1) * 32 + lane()];
-  return symbol;
+  for (u32 d = N / 2; d; d >>= 1) {
+    if (slot >= *(const u16*)(table + at + d * ROW)) at += d * ROW;
+    asm("" : "+r"(at));
+  }
+  low = *(const u16*)(table + at);
+  high = *(const u16*)(table + at + ROW);
+  return at / ROW;
 }
 FN vu32 divide(vu32 a, vu32 b) { return a / b; }
 FN vu32 divide_by(vu32 a, u32 b) { return a / b; }
