@@ -95,9 +95,9 @@ def read_blob(data: bytes, what: str = "the blob") -> CacheGenBlob:
     return blob
 
 
-def write_blob(blob: CacheGenBlob, keys: Iterable[str] = map(str, itertools.count())) -> bytes:
+def write_blob(blob: CacheGenBlob, keys: Iterable[str] | None = None) -> bytes:
     """The file that LMCache 0.5.6 loads, byte for byte its own if ``keys`` name the storages as torch did."""
-    tensor = TensorWriter(iter(keys))
+    tensor = TensorWriter(map(str, itertools.count()) if keys is None else iter(keys))
     chunks = [
         Instance(
             _BYTESTREAM,

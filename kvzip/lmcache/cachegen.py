@@ -49,6 +49,31 @@ def decode(
     blob: CacheGenBlob, key_bins: Sequence[int], value_bins: Sequence[int], device: Device, dtype: Any = None
 ) -> Array:
     """The cache that LMCache's deserializer makes of a blob, in ``dtype`` or the dtype of its max tensors."""
+    return _decode(blob, [*key_bins, *value_bins], device, dtype)[0]
+
+
+def decode_checked(
+    blob: CacheGenBlob, key_bins: Sequence[int], value_bins: Sequence[int], device: Device
+) -> tuple[Array, np.ndarray]:
+    """:func:`decode`, and which tokens, bool ``[2L, T]``, would not get their symbols back by quantizing it again.
+
+    There are none in what LMCache writes: its largest channel has the first or the last symbol, and rounding to the
+    cache's type moves no value by half a symbol. Tokens with NaN or Inf, which codecs keep exact, do not count.
+    """
+    bins = [*key_bins, *value_bins]
+    kv, batch, symbols = _decode(blob, bins, device, None)
+    tokens, again = Tokens.of(batch, 0, device), device.xp.empty_like(symbols)
+    planes_of_symbols.quantize(batch, bins, tokens, again, device)
+    rows, channels = blob.tokens, blob.heads * blob.head_dim
+    lost = device.to_host((symbols != again)[:, :rows, :channels].any(axis=2))
+    lost = lost | (device.to_host(tokens.maxima)[:, :rows] != _maxima(blob))
+    for plane, exact in enumerate(tokens.exact_tokens(device)):
+        lost[plane, exact] = False
+    return kv, lost
+
+
+def _decode(blob: CacheGenBlob, bins: Sequence[int], device: Device, dtype: Any) -> tuple[Array, Batch, Array]:
+    """The cache, as a batch too, and its symbols."""
     shape = (blob.layers, 2, blob.tokens, blob.heads, blob.head_dim)
     kv = device.xp.empty(shape, dtype or blob.key_maxima.dtype)
     batch = _batch([kv[layer, which] for which in (0, 1) for layer in range(blob.layers)])
@@ -56,12 +81,17 @@ def decode(
     decode_symbols(blob.tables, blob.chunks, symbols, blob.heads * blob.head_dim, device)
     tiles = -(-blob.tokens // TILE)
     maxima = np.zeros((2 * blob.layers, tiles * TILE), np.float32)
-    maxima[:, : blob.tokens] = np.concatenate([blob.key_maxima, blob.value_maxima])[..., 0]
+    maxima[:, : blob.tokens] = _maxima(blob)
     planes_of_symbols.dequantize(
-        batch, [*key_bins, *value_bins], np.zeros(len(maxima), planes_of_symbols.TOKEN_SECTION),
-        device.to_device(maxima), device.to_device(np.zeros((len(maxima), tiles), np.uint32)), symbols, device,
+        batch, bins, np.zeros(len(maxima), planes_of_symbols.TOKEN_SECTION), device.to_device(maxima),
+        device.to_device(np.zeros((len(maxima), tiles), np.uint32)), symbols, device,
     )  # fmt: skip
-    return kv
+    return kv, batch, symbols
+
+
+def _maxima(blob: CacheGenBlob) -> np.ndarray:
+    """float32 ``[2L, T]``"""
+    return np.concatenate([blob.key_maxima, blob.value_maxima])[..., 0].astype(np.float32)
 
 
 def _batch(arrays: list[Array]) -> Batch:

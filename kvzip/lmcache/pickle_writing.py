@@ -53,7 +53,7 @@ class _Writer:
                 self._integer(value)
             case str():
                 self._text(value)
-            case bytes():
+            case bytes() if self._modern:
                 self._bytes(value)
             case tuple():
                 self._tuple(value)

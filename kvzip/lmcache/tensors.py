@@ -9,10 +9,9 @@ elements.
 from __future__ import annotations
 
 import io
-import itertools
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -100,11 +99,11 @@ def _read_storage(data: bytes, what: str) -> np.ndarray:
     return np.frombuffer(data, dtype, count, start)
 
 
-@dataclass
+@dataclass(frozen=True)
 class TensorWriter:
-    """Turns arrays into the records of tensors; ``keys`` are the names that torch would give the storages."""
+    """Turns arrays into the records of tensors; ``keys`` name their storages, as torch does by their addresses."""
 
-    keys: Iterator[str] = field(default_factory=lambda: map(str, itertools.count()))
+    keys: Iterator[str]
 
     def __call__(self, array: np.ndarray) -> Call:
         array = np.ascontiguousarray(array)

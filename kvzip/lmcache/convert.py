@@ -1,0 +1,163 @@
+"""``.kvz`` files of LMCache's files, and LMCache's files of ``.kvz`` files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from kvzip import api
+from kvzip.codecs.cachegen import CacheGen
+from kvzip.codecs.fp8 import Fp8
+from kvzip.coding import bins as schedule
+from kvzip.devices.base import Device
+from kvzip.errors import UnsupportedError, UsageError
+from kvzip.lmcache import cachegen, fp8
+from kvzip.lmcache.blob import read_blob, write_blob
+from kvzip.opening import PathLike
+from kvzip.pipeline import Report
+
+FORMATS = ("cachegen", *fp8.FORMATS)
+TENSOR = "kv_chunk"
+"""What LMCache's disk chunks call the cache: kvzip knows the layout by it."""
+
+
+def import_files(
+    files: Sequence[tuple[str, bytes]],
+    target: PathLike | BinaryIO | None,
+    *,
+    file_format: str = "cachegen",
+    geometry: fp8.Geometry | None = None,
+    k_bins: str | None = None,
+    v_bins: str | None = None,
+    coder: str = "rans",
+    device: Device,
+    **options: Any,
+) -> Report | bytes:
+    """One ``.kvz`` of some LMCache files, whose tokens follow each other. What comes back is what LMCache decodes.
+
+    Args:
+        files: what messages call each file, and its bytes.
+        target: as for :func:`kvzip.compress`; ``options`` likewise (``force``, ``sync``, ``block_tokens``, ``notice``).
+        file_format: ``cachegen``, ``fp8-e4m3fn`` or ``fp8-e5m2``.
+        geometry: of every fp8 file.
+        k_bins, v_bins: of CacheGen blobs, which do not tell; LMCache's schedule for the number of layers if None.
+        coder: how the ``.kvz`` codes CacheGen's symbols, which stay as they are.
+
+    Raises:
+        UnsupportedError: a blob that may run code, or whose symbols no quantizer made.
+        CorruptError: a file that is no such file, or damaged.
+        UsageError: files that do not belong together, bins that do not fit, a missing geometry.
+    """
+    if file_format == "cachegen":
+        parts = [_read_cachegen(name, data, k_bins, v_bins, device) for name, data in files]
+        layers = len(parts[0])
+        keys, values = _bins(layers, k_bins, v_bins)
+        codec: CacheGen | Fp8 = CacheGen(k_bins=_runs(keys), v_bins=_runs(values), sinks=0, coder=coder)
+    elif file_format in fp8.FORMATS:
+        if geometry is None:
+            raise UsageError("fp8 files do not say how the cache is shaped: give its shape", code="no-shape")
+        dtype = fp8.FORMATS[file_format]
+        parts = [fp8.read_fp8(data, dtype, geometry, name) for name, data in files]
+        codec = Fp8(dtype=dtype)
+    else:
+        raise UsageError(f"unknown format {file_format!r}: {', '.join(FORMATS)} are known", code="lmcache-format")
+    return api.compress(
+        {TENSOR: _join(files, parts)}, target, codec=codec, layout="lmcache-blob", device=device, **options
+    )
+
+
+def export_bytes(
+    source: PathLike | BinaryIO | bytes,
+    *,
+    file_format: str = "cachegen",
+    tokens: api.Cut = None,
+    k_bins: str | None = None,
+    v_bins: str | None = None,
+    device: Device,
+    notice: Callable[[str], None] = lambda _: None,
+) -> bytes:
+    """The LMCache file of a ``.kvz`` file, or of a part of its tokens.
+
+    The symbols of a ``.kvz`` with LMCache's bins stay as they are; anything else is quantized once more.
+
+    Raises:
+        UsageError: the cache is not made of keys and values of one shape in every layer.
+    """
+    if file_format not in FORMATS:
+        raise UsageError(f"unknown format {file_format!r}: {', '.join(FORMATS)} are known", code="lmcache-format")
+    with api.open(source, device=device) as cache:
+        kv = _whole_cache(cache, tokens)
+        keys, values = _bins(len(kv), k_bins, v_bins)
+        if file_format == "cachegen" and (told := _second_loss(cache, keys, values)):
+            notice(told)
+    if file_format != "cachegen":
+        return fp8.write_fp8(kv, fp8.FORMATS[file_format], device)
+    return write_blob(cachegen.encode(device.to_device(kv), keys, values, device))
+
+
+def _read_cachegen(name: str, data: bytes, k_bins: str | None, v_bins: str | None, device: Device) -> np.ndarray:
+    blob = read_blob(data, name)
+    keys, values = _bins(blob.layers, k_bins, v_bins)
+    kv, lost = cachegen.decode_checked(blob, keys, values, device)
+    if lost.any():
+        plane, token = np.argwhere(lost)[0].tolist()
+        which, layer = divmod(plane, blob.layers)
+        raise UnsupportedError(
+            f"{name}: the symbols of layer {layer} {('key', 'value')[which]}, token {token} are not those of "
+            f"{(keys, values)[which][layer]} bins; say with which bins the file was written (k_bins, v_bins)",
+            code="lmcache-symbols",
+        )
+    return np.asarray(device.to_host(kv))
+
+
+def _bins(layers: int, k_bins: str | None, v_bins: str | None) -> tuple[list[int], list[int]]:
+    given = []
+    for text, option, kind in ((k_bins, "k_bins", "key"), (v_bins, "v_bins", "value")):
+        runs = schedule.parse(text, option) if text is not None else schedule.lmcache(layers, kind)
+        given.append([schedule.lookup(runs, layer) for layer in range(layers)])
+        if max(given[-1]) > 32:
+            raise UsageError(f"{option}: LMCache has at most 32 bins, got {max(given[-1])}", code="lmcache-bins")
+    return given[0], given[1]
+
+
+def _runs(bins: Sequence[int]) -> str:
+    return ",".join(f"{layer}:{count}" for layer, count in enumerate(bins))
+
+
+def _join(files: Sequence[tuple[str, bytes]], parts: Sequence[np.ndarray]) -> np.ndarray:
+    first = parts[0]
+    for (name, _), part in zip(files, parts, strict=True):
+        if (part.shape[:2], part.shape[3:], part.dtype) != (first.shape[:2], first.shape[3:], first.dtype):
+            raise UsageError(
+                f"{name} is {part.dtype}{list(part.shape)}, {files[0][0]} {first.dtype}{list(first.shape)}: "
+                "they are not of one cache",
+                code="lmcache-mixed",
+            )
+    return np.concatenate(parts, axis=2) if len(parts) > 1 else first
+
+
+def _whole_cache(cache: api.Cache, tokens: api.Cut) -> np.ndarray:
+    planes = [plane for plane in cache.planes if plane.kind != "bytes"]
+    shapes = {(plane.tokens, plane.heads, plane.head_dim, plane.dtype) for plane in planes}
+    layers = {kind: sorted(plane.layer for plane in planes if plane.kind == kind) for kind in ("key", "value")}
+    odd = len(shapes) != 1 or any(plane.kind == "latent" or plane.sequence for plane in planes)
+    if odd or layers["key"] != layers["value"]:
+        raise UsageError(
+            "LMCache's files hold one sequence's keys and values, of one shape in every layer; this cache is not of "
+            "that kind",
+            code="lmcache-shape",
+        )
+    return np.stack([np.stack([cache.key(layer, tokens), cache.value(layer, tokens)]) for layer in layers["key"]])
+
+
+def _second_loss(cache: api.Cache, keys: Sequence[int], values: Sequence[int]) -> str | None:
+    """What to say of a cache whose symbols are not LMCache's."""
+    number = {layer: at for at, layer in enumerate(cache.layers)}
+    for plane, spec in zip(cache.header.planes, cache.header.specs, strict=True):
+        if plane.kind in ("key", "value") and "bins" in spec:
+            wanted = (keys if plane.kind == "key" else values)[number[plane.layer]]
+            if spec["bins"] != wanted:
+                return f"{plane} has {spec['bins']} bins, LMCache has {wanted}: it is quantized a second time"
+    return None
