@@ -10,7 +10,7 @@ import pytest
 
 from kvzip.cache import Block, Plane
 from kvzip.codecs.base import Batch, Codec, Encoded
-from kvzip.devices.base import Device
+from kvzip.devices.base import Array, Device
 from kvzip.errors import CorruptError
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16, "float32": np.float32}
@@ -102,11 +102,16 @@ def decode(codec: Codec, batch: Batch, sections: list[dict[str, np.ndarray]], de
             )
     on_device = [device.to_device(output) for output in outputs]
     codec.decode(Batch(batch.blocks, on_device), [_to_device(as_read(one), device) for one in sections], device)
-    return [np.asarray(device.to_host(output)) for output in on_device]
+    return [_to_host(on, array.dtype, device) for on, array in zip(on_device, batch.arrays, strict=True)]
 
 
 def _to_device(sections: dict[str, np.ndarray], device: Device) -> dict[str, np.ndarray]:
     return {tag: device.to_device(section) for tag, section in sections.items()}
+
+
+def _to_host(array: Array, dtype: np.dtype, device: Device) -> np.ndarray:
+    """On a GPU, which has not all dtypes, the array may be integers that carry the bits."""
+    return np.asarray(device.to_host(array)).view(dtype)
 
 
 def check_same_bytes(codec: Codec, batch: Batch, device: Device, reference: Device) -> list[dict[str, np.ndarray]]:
@@ -179,14 +184,16 @@ def check_hostile(codec: Codec, batch: Batch, device: Device, count: int = 60) -
     good = encode(codec, batch, device)
     errors = 0
     for bad in damaged(good[0], seed=1, count=count):
-        guarded = [np.full(array.size + 512, 7, array.dtype) for array in batch.arrays]
+        guarded = [device.to_device(np.full(array.size + 512, 7, array.dtype)) for array in batch.arrays]
         views = [g[256 : 256 + a.size].reshape(a.shape) for g, a in zip(guarded, batch.arrays, strict=True)]
         try:
-            codec.decode(Batch(batch.blocks, views), [as_read(bad), *map(as_read, good[1:])], device)
+            read = [_to_device(as_read(one), device) for one in (bad, *good[1:])]
+            codec.decode(Batch(batch.blocks, views), read, device)
         except CorruptError:
             errors += 1
-        for guard in guarded:
-            assert (guard[:256] == 7).all() and (guard[-256:] == 7).all()
+        for guard, array in zip(guarded, batch.arrays, strict=True):
+            host = _to_host(guard, array.dtype, device)
+            assert (host[:256] == 7).all() and (host[-256:] == 7).all()
     return errors
 
 

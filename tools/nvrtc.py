@@ -51,10 +51,14 @@ class NvrtcError(RuntimeError):
 
 def compile_kernels(file: str, architecture: str) -> Compiled:
     """The kernels of a ``.cu`` file, compiled as the cuda device does, for ``sm_90`` or the like. Thread-safe."""
+    return compile_source(cuda_source.sources()[file], file, architecture)
+
+
+def compile_source(source: str, file: str, architecture: str) -> Compiled:
+    """The same for any source without headers; ``compute_90`` and the like give PTX alone, sooner."""
     library = _library()
     program = ctypes.c_void_p()
-    source = cuda_source.sources()[file].encode()
-    library.nvrtcCreateProgram(ctypes.byref(program), source, file.encode(), 0, None, None)
+    library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), file.encode(), 0, None, None)
     try:
         options = [option.encode() for option in (f"--gpu-architecture={architecture}", *OPTIONS)]
         status = library.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
