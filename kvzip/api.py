@@ -18,6 +18,7 @@ from kvzip.container import Header, Totals
 from kvzip.devices import get_device
 from kvzip.devices.base import Device
 from kvzip.errors import UsageError
+from kvzip.gpu_border import target_array
 from kvzip.layouts import map_cache
 from kvzip.opening import PathLike, Tensors, open_reader, open_restored, open_source, open_stored, open_target
 from kvzip.pipeline import Report, StoredCache, assign, collect, decode_plane
@@ -59,8 +60,8 @@ def compress(
     """Compress a KV cache.
 
     Args:
-        source: a safetensors file, a folder of them, ``"-"``, an open binary stream, or tensors by name (numpy or
-            torch).
+        source: a safetensors file, a folder of them, ``"-"``, an open binary stream, or tensors by name (numpy, torch
+            or CuPy). Tensors on a GPU stay on it, if ``device`` is that GPU.
         target: where the ``.kvz`` goes: a path, ``"-"``, or an open binary stream, which stays open. If None, the bytes
             are returned instead of a report.
         codec: a name, a name with options (``"cachegen:level=7"``), or a codec object.
@@ -79,13 +80,13 @@ def compress(
         KvzipError: one of the classes in :mod:`kvzip.errors`; then there is no target file.
         OSError: a file cannot be read or written.
     """
-    with open_source(source) as opened:
+    where = _device(device, threads)
+    with open_source(source, where) as opened:
         cache_map = map_cache(opened, layout=layout, heads=heads, head_dim=head_dim)
         for text in cache_map.notices:
             notice(text)
         chosen = get_codec(codec, **options)
         assignment = assign(cache_map.planes, lambda plane: chosen, notice)
-        where = _device(device, threads)
         _check_block_tokens(block_tokens)
         with open_target(target, source, force=force, sync=sync) as sink:
             report = run_compress(
@@ -209,17 +210,21 @@ class Cache:
         """The file's bytes by component."""
         return self._reader.totals
 
-    def key(self, layer: int, tokens: Cut = None, *, sequence: int = 0) -> Any:
-        """Keys of one layer, ``[tokens, heads, head_dim]`` in their stored dtype. Only the blocks needed are read."""
-        return self._read("key", layer, tokens, sequence)
+    def key(self, layer: int, tokens: Cut = None, *, sequence: int = 0, out: Any = None) -> Any:
+        """Keys of one layer, ``[tokens, heads, head_dim]`` in their stored dtype. Only the blocks needed are read.
 
-    def value(self, layer: int, tokens: Cut = None, *, sequence: int = 0) -> Any:
+        ``out`` is a tensor of that shape and dtype to decode to (numpy, torch or CuPy, the last axis contiguous); it is
+        returned. On the GPU of ``device`` it is filled where it lies.
+        """
+        return self._read("key", layer, tokens, sequence, out)
+
+    def value(self, layer: int, tokens: Cut = None, *, sequence: int = 0, out: Any = None) -> Any:
         """Values of one layer, as :meth:`key`."""
-        return self._read("value", layer, tokens, sequence)
+        return self._read("value", layer, tokens, sequence, out)
 
-    def latent(self, layer: int, tokens: Cut = None, *, sequence: int = 0) -> Any:
+    def latent(self, layer: int, tokens: Cut = None, *, sequence: int = 0, out: Any = None) -> Any:
         """MLA latents of one layer, as :meth:`key`."""
-        return self._read("latent", layer, tokens, sequence)
+        return self._read("latent", layer, tokens, sequence, out)
 
     def tensors(self, *, layers: Cut = None, tokens: Cut = None) -> dict[str, Any]:
         """The source's tensors by name, or what ``layers`` and ``tokens`` leave of them."""
@@ -227,7 +232,7 @@ class Cache:
         arrays = collect(self._stored, selection, device=self._device)
         return {name: _like(array, self._like) for name, array in arrays.items()}
 
-    def _read(self, kind: Kind, layer: int, tokens: Cut, sequence: int) -> Any:
+    def _read(self, kind: Kind, layer: int, tokens: Cut, sequence: int, out: Any) -> Any:
         plane = self._planes.get((kind, layer, sequence))
         if plane is None:
             raise UsageError(
@@ -237,8 +242,19 @@ class Cache:
         wanted = as_range(tokens, "tokens")
         wanted = range(plane.tokens) if wanted is None else wanted
         start, stop = (min(edge, plane.tokens) for edge in (wanted.start, wanted.stop))
-        array = decode_plane(self._stored, plane.index, start, stop, self._device)
-        return _like(np.asarray(self._device.to_host(array)).view(plane.dtype), self._like)
+        target = None
+        if out is not None:
+            target = target_array(out, (stop - start, plane.heads, plane.head_dim), plane.dtype, self._device)
+        here = target if isinstance(target, self._device.xp.ndarray) else None
+        array = decode_plane(self._stored, plane.index, start, stop, self._device, here)
+        if here is not None:
+            self._device.synchronize()
+            return out
+        numbers = np.asarray(self._device.to_host(array)).view(plane.dtype)
+        if target is None:
+            return _like(numbers, self._like)
+        target[...] = numbers
+        return out
 
     def close(self) -> None:
         """Close the file."""

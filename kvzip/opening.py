@@ -13,7 +13,9 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 
 from kvzip.container import Reader, read_members
+from kvzip.devices.base import Device
 from kvzip.errors import UsageError
+from kvzip.gpu_border import GpuSource, is_on_gpu
 from kvzip.output import STDOUT, create_file, create_folder
 from kvzip.pipeline import StoredCache
 from kvzip.tensorfile import SourceFile, TensorSink, TensorSource, from_arrays, open_sink, open_tensors
@@ -100,10 +102,19 @@ def open_restored(
 
 
 @contextmanager
-def open_source(source: PathLike | BinaryIO | TensorSource | Tensors) -> Iterator[TensorSource]:
-    """Tensors to compress, from wherever a caller has them."""
+def open_source(
+    source: PathLike | BinaryIO | TensorSource | Tensors, device: Device | None = None
+) -> Iterator[TensorSource]:
+    """Tensors to compress, from wherever a caller has them; those on a GPU stay there if ``device`` is one."""
     if isinstance(source, TensorSource):
         yield source
+    elif (
+        isinstance(source, Mapping)
+        and device is not None
+        and device.xp is not np
+        and any(map(is_on_gpu, source.values()))
+    ):
+        yield GpuSource(source, device)
     elif isinstance(source, Mapping):
         arrays = {name: to_numpy(value) if is_torch(value) else np.asarray(value) for name, value in source.items()}
         yield from_arrays(arrays)

@@ -71,6 +71,9 @@ class Device(ABC):
         """Many arrays, waiting once."""
         return [self.to_host(array) for array in arrays]
 
+    def synchronize(self) -> None:  # noqa: B027  (most devices have nothing to wait for)
+        """Wait until everything that was launched has run."""
+
     def host_buffer(self, nbytes: int) -> np.ndarray:
         """Host memory, uint8, contents undefined, that this device copies from and to fast."""
         return np.empty(nbytes, np.uint8)

@@ -19,7 +19,7 @@ from kvzip.devices.base import SECTION_PADDING, Array, Device
 from kvzip.devices.cuda_setup import NoGpuError, open_cupy
 from kvzip.errors import KvzipError, LimitError, UnsupportedError
 
-BATCH_BYTES = 256 << 20
+BATCH_BYTES = 128 << 20
 """A warp decodes its 1024 tokens one after the other: to hide latency a GPU needs thousands of warps, 64 KB each."""
 
 PINNED_FROM = 1 << 16

@@ -42,8 +42,10 @@ def encode_blocks(blocks: Sequence[Block], window: Window, assignment: Assignmen
                 ((_, _, array),) = window.pieces(plane.index, block.start, block.stop)
                 batch.arrays.append(array)
         codec = codecs[members[0]]
-        for number, encoded in zip(members, assignment.codecs[codec].encode(batch, device), strict=True):
-            encoded.sections = {tag: device.to_host(section) for tag, section in encoded.sections.items()}
+        results = assignment.codecs[codec].encode(batch, device)
+        on_host = iter(device.to_host_all([section for encoded in results for section in encoded.sections.values()]))
+        for number, encoded in zip(members, results, strict=True):
+            encoded.sections = {tag: next(on_host) for tag in encoded.sections}
             done[number] = Coded(blocks[number], codec, encoded)
     return [done[number] for number in range(len(blocks))]
 
@@ -64,9 +66,9 @@ def decode_frames(frames: Sequence[Frame], codecs: Codecs, pieces: Pieces, devic
                     shape = (block.tokens, plane.heads, plane.head_dim)
                     batch.arrays.append(device.xp.empty(shape, stored_dtype(plane.dtype, device)))
                     copies.append((block, batch.arrays[-1], found))
-        sections = [
-            {tag: device.to_device(section) for tag, section in frames[number].sections.items()} for number in members
-        ]
+        read = [frames[number].sections for number in members]
+        on_device = iter(device.to_device_all([section for sections in read for section in sections.values()]))
+        sections = [{tag: next(on_device) for tag in one} for one in read]
         codecs[numbers[members[0]]].decode(batch, sections, device)
         for block, array, found in copies:
             for piece in found:

@@ -19,7 +19,7 @@ from kvzip.pipeline.encoding import Notice, Progress, ignore
 from kvzip.pipeline.plan import Group, Unit, chunks, is_forward, plan
 from kvzip.pipeline.report import Report
 from kvzip.pipeline.spool import spooled_sink
-from kvzip.pipeline.stages import BUDGET, BufferPool, memory_limit, run_stages
+from kvzip.pipeline.stages import WINDOWS, BufferPool, memory_limit, run_stages
 from kvzip.pipeline.stored import FileFrames, StoredCache, Want
 from kvzip.pipeline.window import Piece, Window, stored_dtype
 from kvzip.tensorfile import ArraySink, SourceFile, TensorSink
@@ -74,10 +74,10 @@ def decompress(
     forward = _is_pipe(sink) and is_forward(units(forward=True))
 
     def read(pool: BufferPool) -> Iterator[Step]:
-        for members in chunks(units(forward), lambda unit: unit.nbytes):
+        for members in chunks(units(forward), lambda unit: unit.nbytes, device.batch_bytes):
             window = Window(members, pool.take)
             step = None
-            for found in frames.chunks(_wants(members, selection.origins, header.group_of)):
+            for found in frames.chunks(_wants(members, selection.origins, header.group_of), device.batch_bytes):
                 if step is not None:
                     yield step
                 step = Step(window, found, last=False)
@@ -102,8 +102,9 @@ def decompress(
                 progress(slab.nbytes)
             pool.give(step.window.buffer)
 
-    with spooled_sink(sink, notice) if _is_pipe(sink) and not forward else nullcontext(sink) as target:
-        run_stages(read, code, write, BUDGET)
+    spooled = spooled_sink(sink, notice) if _is_pipe(sink) and not forward else nullcontext(sink)
+    with spooled as target, device.activate():
+        run_stages(read, code, write, WINDOWS * device.batch_bytes, device.host_buffer)
     report.totals = stored.reader.totals
     report.stored_bytes = report.totals.total
     report.seconds = time.perf_counter() - begin
@@ -125,20 +126,26 @@ def collect(
     return sink.arrays
 
 
-def decode_plane(stored: StoredCache, plane: int, start: int, stop: int, device: Device) -> Array:
-    """Tokens ``start:stop`` of the file's plane of that index, ``[tokens, heads, head_dim]``, on the device."""
+def decode_plane(
+    stored: StoredCache, plane: int, start: int, stop: int, device: Device, out: Array | None = None
+) -> Array:
+    """Tokens ``start:stop`` of the file's plane of that index, ``[tokens, heads, head_dim]``, on the device.
+
+    They are decoded to ``out``, a device array of that shape with a contiguous last axis, if it is given.
+    """
     found = stored.header.planes[plane]
     dtype = stored_dtype(found.dtype, device)
-    with memory_limit():
-        array = device.xp.empty((stop - start, found.heads, found.head_dim), dtype)
+    with memory_limit(), device.activate():
+        array = device.xp.empty((stop - start, found.heads, found.head_dim), dtype) if out is None else out.view(dtype)
 
     def pieces(index: int, low: int, high: int) -> list[Piece]:
         low, high = max(low, start), min(high, stop)
         return [Piece(low, high, array[low - start : high - start])] if index == plane and low < high else []
 
     want = Want(stored.header.group_of[plane], start, stop)
-    for frames in FileFrames(stored.file, stored.codecs).chunks([want] if start < stop else []):
-        decode_frames(frames, stored.codecs, pieces, device)
+    with device.activate():
+        for frames in FileFrames(stored.file, stored.codecs).chunks([want] if start < stop else [], device.batch_bytes):
+            decode_frames(frames, stored.codecs, pieces, device)
     return array
 
 
@@ -151,7 +158,9 @@ def verify(stored: StoredCache, *, device: Device | None = None, progress: Progr
     if isinstance(stored.reader, StreamReader):
         runs: Iterator[list[Frame]] = ([frame] for frame in stored.reader.frames())
     else:
-        runs = map(stored.reader.read_frames, chunks(stored.reader.index, lambda entry: entry.length))
+        runs = map(
+            stored.reader.read_frames, chunks(stored.reader.index, lambda entry: entry.length, Device.batch_bytes)
+        )
     for frames in runs:
         report.blocks += len(frames)
         progress(sum(frame.entry.block.nbytes for frame in frames))

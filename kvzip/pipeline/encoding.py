@@ -18,7 +18,7 @@ from kvzip.pipeline.batches import Coded, encode_blocks
 from kvzip.pipeline.plan import chunks, is_forward, plan
 from kvzip.pipeline.report import Report, Tally
 from kvzip.pipeline.spool import spooled_source
-from kvzip.pipeline.stages import BUDGET, BufferPool, run_stages
+from kvzip.pipeline.stages import WINDOWS, BufferPool, run_stages
 from kvzip.pipeline.window import Window
 from kvzip.tensorfile import TensorSource
 
@@ -68,13 +68,15 @@ def compress(
     forward = not source.seekable and is_forward(plan(cache_map, groups, block_tokens, forward=True))
 
     def read(pool: BufferPool) -> Iterator[Step]:
-        for units in chunks(plan(cache_map, groups, block_tokens, forward=forward), lambda unit: unit.nbytes):
-            window = Window(units, pool.take)
+        units = plan(cache_map, groups, block_tokens, forward=forward)
+        for members in chunks(units, lambda unit: unit.nbytes, device.batch_bytes):
+            window = Window(members, pool.take)
             for slab, part in window.parts():
                 opened.read_runs(slab.tensor_map.tensor.file, *slab.runs(), part)
-            pieces = list(chunks((block for unit in units for block in unit.blocks()), lambda block: block.nbytes))
-            for number, blocks in enumerate(pieces, 1):
-                yield Step(window, blocks, number == len(pieces))
+            blocks = (block for unit in members for block in unit.blocks())
+            pieces = list(chunks(blocks, lambda block: block.nbytes, device.batch_bytes))
+            for number, piece in enumerate(pieces, 1):
+                yield Step(window, piece, number == len(pieces))
         opened.finish()
 
     def code(step: Step) -> tuple[Step, list[Coded]]:
@@ -91,8 +93,9 @@ def compress(
         if step.last:
             pool.give(step.window.buffer)
 
-    with nullcontext(source) if source.seekable or forward else spooled_source(source, notice) as opened:
-        run_stages(read, code, write, BUDGET)
+    spooled = nullcontext(source) if source.seekable or forward else spooled_source(source, notice)
+    with spooled as opened, device.activate():
+        run_stages(read, code, write, WINDOWS * device.batch_bytes, opened.allocate or device.host_buffer)
     if statistics := tally.statistics(len(cache_map.planes)):
         writer.write_statistics(statistics)
     report.totals = writer.close()

@@ -18,9 +18,6 @@ from kvzip.layouts.maps import CacheMap, Slab, TensorMap
 BYTES_BLOCK = 1 << 20
 """Bytes in a full block of a plane of kind ``bytes``."""
 
-BATCH_BYTES = 16 << 20
-"""What one kernel launch should have to do, and what is read ahead at once."""
-
 Group = tuple[Plane, ...]
 Item = TypeVar("Item")
 
@@ -120,7 +117,7 @@ def is_forward(units: Iterable[Unit]) -> bool:
     return True
 
 
-def chunks(items: Iterable[Item], size: Callable[[Item], int], nbytes: int = BATCH_BYTES) -> Iterator[list[Item]]:
+def chunks(items: Iterable[Item], size: Callable[[Item], int], nbytes: int) -> Iterator[list[Item]]:
     """Runs of items of at most ``nbytes`` together; a larger item stands alone."""
     chunk: list[Item] = []
     total = 0

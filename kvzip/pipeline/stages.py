@@ -14,14 +14,14 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from kvzip.devices.base import Array
 from kvzip.errors import LimitError
-from kvzip.pipeline.plan import BATCH_BYTES
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-BUDGET = 6 * BATCH_BYTES
-"""Bytes of slabs in memory at once: some being read, some coded, some written, and some waiting in between."""
+WINDOWS = 6
+"""Windows in memory at once: some being read, some coded, some written, and some waiting in between."""
 
 QUEUE_DEPTH = 2
 JOIN_SECONDS = 2.0
@@ -84,43 +84,49 @@ class Channel(Generic[Item]):
             yield item
 
 
+def empty(nbytes: int) -> np.ndarray:
+    """Plain host memory."""
+    return np.empty(nbytes, np.uint8)
+
+
 class BufferPool:
-    """Host buffers used again and again: fresh memory costs a page fault per 4 KB, more than many a kernel.
+    """Buffers used again and again: fresh memory costs a page fault per 4 KB, more than many a kernel.
 
     ``take`` waits while more than ``budget`` bytes are out. One request beyond the budget is served once nothing else
     is out: a plane that must be held whole is held alone.
     """
 
-    def __init__(self, run: Run, budget: int) -> None:
+    def __init__(self, run: Run, budget: int, allocate: Callable[[int], Array] = empty) -> None:
         self._run = run
         self._budget = budget
+        self._allocate = allocate
         self._out = 0
-        self._free: list[np.ndarray] = []
+        self._free: list[Array] = []
 
-    def take(self, nbytes: int) -> np.ndarray:
+    def take(self, nbytes: int) -> Array:
         """A uint8 array of at least ``nbytes``, contents undefined."""
         with self._run.changed:
             self._run.wait_for(lambda: self._out == 0 or self._out + nbytes <= self._budget)
-            fits = [buffer for buffer in self._free if nbytes <= buffer.size <= 2 * nbytes]
+            fits = [buffer for buffer in self._free if nbytes <= buffer.nbytes <= 2 * nbytes]
             if fits:
-                buffer = min(fits, key=lambda fit: fit.size)
+                buffer = min(fits, key=lambda fit: fit.nbytes)
                 self._free = [other for other in self._free if other is not buffer]
             else:
                 self._trim(nbytes)
-                buffer = np.empty(nbytes, np.uint8)
-            self._out += buffer.size
+                buffer = self._allocate(nbytes)
+            self._out += buffer.nbytes
             return buffer
 
-    def give(self, buffer: np.ndarray) -> None:
+    def give(self, buffer: Array) -> None:
         """Take a buffer back for the next :meth:`take`."""
         with self._run.changed:
-            self._out -= buffer.size
+            self._out -= buffer.nbytes
             self._free.append(buffer)
             self._trim(0)
             self._run.changed.notify_all()
 
     def _trim(self, nbytes: int) -> None:
-        while self._free and self._out + nbytes + sum(buffer.size for buffer in self._free) > self._budget:
+        while self._free and self._out + nbytes + sum(buffer.nbytes for buffer in self._free) > self._budget:
             self._free.pop(0)
 
 
@@ -129,13 +135,16 @@ def run_stages(
     code: Callable[[Item], Result],
     write: Callable[[BufferPool, Result], Any],
     budget: int,
+    allocate: Callable[[int], Array] = empty,
 ) -> None:
     """Pull items from ``read``, turn each into a result with ``code``, hand it to ``write``: in order, side by side.
+
+    ``allocate`` makes the pool's buffers, uint8 arrays; at most ``budget`` bytes of them are out at once.
 
     Raises the first error of any stage, after the others have stopped; a ``MemoryError`` becomes a ``LimitError``.
     """
     run = Run()
-    pool = BufferPool(run, budget)
+    pool = BufferPool(run, budget, allocate)
     items: Channel[Item] = Channel(run)
     results: Channel[Result] = Channel(run)
 

@@ -124,9 +124,9 @@ class FileFrames:
             found.update(rows[low : np.searchsorted(starts[rows], stop)].tolist())
         return [self._reader.index[number] for number in sorted(found)]
 
-    def chunks(self, wants: Iterable[Want]) -> Iterator[list[Frame]]:
-        """The wanted frames, some at a time, each checked."""
-        for chunk in chunks(self.entries(wants), lambda entry: entry.block.nbytes):
+    def chunks(self, wants: Iterable[Want], nbytes: int) -> Iterator[list[Frame]]:
+        """The wanted frames, those of ``nbytes`` of blocks at a time, each checked."""
+        for chunk in chunks(self.entries(wants), lambda entry: entry.block.nbytes, nbytes):
             frames: list[Frame] = []
             for run in _runs(chunk):
                 frames += self._reader.read_frames(run, self._codecs.bound)
@@ -144,7 +144,7 @@ class StreamFrames:
         self._name = reader.name
         self._useful = {reader.header.group_of[o.plane.index]: range(o.start, o.stop) for o in origins}
 
-    def chunks(self, wants: Iterable[Want]) -> Iterator[list[Frame]]:
+    def chunks(self, wants: Iterable[Want], nbytes: int) -> Iterator[list[Frame]]:
         """The frames that hold what is wanted, some at a time, each checked; unneeded ones are passed over.
 
         Raises ``UnsupportedError`` when a frame of a later window comes first.
@@ -153,7 +153,7 @@ class StreamFrames:
         for group, start, stop in wants:
             ranges.setdefault(group, []).append(range(start, stop))
         left = sum(len(tokens) for group in ranges.values() for tokens in group)
-        yield from chunks(self._until(ranges, left), lambda frame: frame.entry.block.nbytes)
+        yield from chunks(self._until(ranges, left), lambda frame: frame.entry.block.nbytes, nbytes)
 
     def _until(self, ranges: dict[int, list[range]], left: int) -> Iterator[Frame]:
         while left:

@@ -67,7 +67,7 @@ class Window:
         for slab, array, views in self._arrays:
             slab.scatter(array, views)
         if device.xp is not np:
-            self._host[...] = device.to_host(self._image)
+            device.to_host(self._image, self._host)
 
     def pieces(self, plane: int, start: int, stop: int) -> list[Piece]:
         """What the window holds of tokens ``start:stop`` of the plane of index ``plane``, cut to that range."""

@@ -10,7 +10,7 @@ from kvzip.tensorfile.header import (
     tensors_of,
 )
 from kvzip.tensorfile.sink import ArraySink, TensorSink, open_sink
-from kvzip.tensorfile.source import TensorSource, from_arrays, open_raw, open_tensors
+from kvzip.tensorfile.source import TensorSource, arrays_header, from_arrays, open_raw, open_tensors
 
 __all__ = [
     "DTYPES",
@@ -20,6 +20,7 @@ __all__ = [
     "TensorInfo",
     "TensorSink",
     "TensorSource",
+    "arrays_header",
     "from_arrays",
     "header_bytes",
     "open_raw",

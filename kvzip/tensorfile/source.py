@@ -8,7 +8,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self
@@ -49,7 +49,10 @@ class TensorSource:
         metadata: ``__metadata__``; in a folder that of all files together, where the first to name a key wins.
         seekable: whether bytes can be read in any order, and by several threads at once.
         name: what messages call the source.
+        allocate: makes the buffers that :meth:`read_runs` fills, if they cannot be any host memory.
     """
+
+    allocate: Callable[[int], Any] | None = None
 
     def __init__(
         self,
@@ -156,17 +159,24 @@ def from_arrays(arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | 
     Arrays that are not C-contiguous are copied; the others are read in place. Raises ``UnsupportedError`` for a dtype
     that the format lacks.
     """
-    for name, array in arrays.items():
-        if array.dtype.name not in TAGS:
-            raise UnsupportedError(f"tensor {name!r}: safetensors has no dtype {array.dtype}", code="safetensors-dtype")
-    # The library's order: wide dtypes first, so that every tensor is aligned, then by name.
-    names = sorted(arrays, key=lambda name: (-list(TAGS).index(arrays[name].dtype.name), name))
-    whole = {name: np.ascontiguousarray(arrays[name]).reshape(arrays[name].shape) for name in names}
-    infos = [TensorInfo(n, TAGS[a.dtype.name], a.dtype.name, a.shape, 0, a.nbytes) for n, a in whole.items()]
-    header = header_bytes(infos, metadata or {})
+    header = arrays_header({name: (array.dtype.name, array.shape) for name, array in arrays.items()}, metadata or {})
     tensors, found = parse_header(header, "arrays")
-    reader = ArrayReader([as_bytes(header), *(as_bytes(array) for array in whole.values())])
+    whole = (np.ascontiguousarray(arrays[tensor.name]) for tensor in tensors)
+    reader = ArrayReader([as_bytes(header), *(as_bytes(array) for array in whole)])
     return TensorSource("arrays", [SourceFile("", header, reader.size)], tensors, found, [reader])
+
+
+def arrays_header(arrays: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """The header that the safetensors library would write for arrays of these dtypes (numpy's names) and shapes."""
+    for name, (dtype, _) in arrays.items():
+        if dtype not in TAGS:
+            raise UnsupportedError(f"tensor {name!r}: safetensors has no dtype {dtype}", code="safetensors-dtype")
+    # The library's order: wide dtypes first, so that every tensor is aligned, then by name.
+    infos = [
+        TensorInfo(name, TAGS[dtype], dtype, shape, 0, math.prod(shape) * np.dtype(dtype).itemsize)
+        for name, (dtype, shape) in sorted(arrays.items(), key=lambda item: (-list(TAGS).index(item[1][0]), item[0]))
+    ]
+    return header_bytes(infos, metadata)
 
 
 def _open_file(path: Path) -> TensorSource:
