@@ -81,43 +81,51 @@ FN void cachegen_tile(const Plane& plane, u32 tile, u32 sinks, typename E::raw* 
   }
 FOR_ELEMENT_TYPES(CACHEGEN_TILES)
 
+constexpr u32 SAMPLE_ROWS = 512;  // tokens whose symbols are counted to choose tables
+
+// What the groups of a block encode with; each group has its own part of symbols, words, histogram and tables.
 struct CacheGenScratch {
   const float* maxima;  // of the block's tokens
   const u32* exact;     // of its tiles
   u8* symbols;          // [tokens][32]
+  u64 symbol_capacity;  // of a group
   u16* words_end;       // the streams are written backwards from here
+  u32 word_capacity;
   u16* histogram;       // [32][32]
-  u32* entries;         // [32][32]
+  u16* cumulative;      // [33][32]
+  float* errors;        // squared error, energy, largest error
 };
 
-// One warp a group of 32 channels: quantize, choose tables, code. `errors` gets squared error, energy and largest error.
+// Quantizes a group: symbols, raw bits, histogram, errors and rider. Returns the numbers of rows coded and counted.
 template <class E, bool WHOLE>
-FN void cachegen_encode_group(const Plane& plane, const CacheGenBlock& block, u32 group, const Column<E>& column,
-                              const CacheGenScratch& scratch, const u16* families, const u16* costs,
-                              const u32* variances, float* errors) {
+FN u32 cachegen_quantize_group(const Plane& plane, const CacheGenBlock& block, u32 group, const Column<E>& column,
+                               const CacheGenScratch& scratch, vu32& rider, u32& counted) {
   u32 groups = (plane.heads * plane.head_dim + LANES - 1) / LANES;
-  u32 stride = (plane.tokens + 1023) / 1024;
+  u32 stride = (plane.tokens + SAMPLE_ROWS - 1) / SAMPLE_ROWS;
   float levels = (float)block.levels;
   vm32 idle = column.idle();
-  vu32 rider = splat(0);
   vf32 squared = splatf(0.f), energy = splatf(0.f), worst = splatf(0.f);
-  u32 rows = 0, counted = 0;
+  u32 rows = 0;
   bool riding = false;
+  rider = splat(0);
+  counted = 0;
 
   for (u32 s = 0; s < MAX_SYMBOLS; ++s) store_u16(scratch.histogram + s * LANES, splat16(0));
   for (u32 t = 0; t < plane.tokens; ++t) {
     typename E::vraw bits = column.template load<WHOLE>(t);
+    vf32 x = E::to_float(bits);
     if (scratch.exact[t / TILE] >> t % TILE & 1) {
       if (!riding && sizeof(typename E::raw) == 2) rider = widen(bits);
       riding = true;
+      // No error, but energy, if it is a number.
+      energy = energy + select(absolute(x) < as_float(splat(0x7f800000)), x * x, splatf(0.f));
       continue;
     }
     float top = scratch.maxima[t];
     float factor = top != 0.f ? levels / top : 0.f, offset = top != 0.f ? levels : 0.f;
-    vf32 x = E::to_float(bits);
     vu32 symbol = round_to_int(x * factor + offset);
-    vf32 restored = E::to_float(E::from_float(int_to_float(symbol - block.levels) / levels * top));
-    vf32 difference = restored - x;
+    // The decoder divides by `levels` first: a difference far below the error that is measured.
+    vf32 difference = E::to_float(E::from_float(int_to_float(symbol - block.levels) * (top / levels))) - x;
     squared = squared + difference * difference;
     energy = energy + x * x;
     worst = maximum(worst, absolute(difference));
@@ -132,19 +140,65 @@ FN void cachegen_encode_group(const Plane& plane, const CacheGenBlock& block, u3
     }
   }
   warp_sync();
-
-  u64 family = (u64)block.family * TABLES;
-  vu32 table = choose_tables(scratch.histogram, counted, block.symbols, costs + family * MAX_SYMBOLS, variances);
-  load_entries(scratch.entries, families + family * TABLE_STRIDE, table, idle);
-  RansEncoder encoder = RansEncoder::make(scratch.words_end, rider);
-  for (u32 row = rows; row--;) encoder.put(scratch.entries, load_u8(scratch.symbols + (u64)row * LANES));
-
-  u32* states = (u32*)block.states + (u64)group * STATE_WORDS;
-  store_uniform(states, (u32)(scratch.words_end - encoder.position));
-  store_u32(states + 1, encoder.x);
-  store_bits((u32*)block.tables + (u64)group * TABLE_BITS, table, TABLE_BITS);
   float sums[3] = {first_lane(warp_sum(squared)), first_lane(warp_sum(energy)), first_lane(warp_max(worst))};
-  for (u32 i = 0; i < 3; ++i) store_uniform(errors + i, sums[i]);
+  for (u32 i = 0; i < 3; ++i) store_uniform(scratch.errors + i, sums[i]);
+  return rows;
+}
+
+// `FLIGHTS` neighbouring groups of one block: quantize, choose tables, code side by side with tables of N symbols.
+template <class E, int N, int FLIGHTS, bool WHOLE>
+FN void cachegen_encode_groups(const Plane& plane, const CacheGenBlock& block, u32 group, const Column<E>* columns,
+                               const CacheGenScratch& scratch, const u16* families, const u16* costs,
+                               const u32* variances) {
+  u64 family = (u64)block.family * TABLES;
+  RansEncoder encoders[FLIGHTS];
+  CacheGenScratch parts[FLIGHTS];
+  u32 rows = 0;
+  for (int f = 0; f < FLIGHTS; ++f) {
+    CacheGenScratch& part = parts[f] = scratch;
+    part.symbols += f * scratch.symbol_capacity;
+    part.words_end += f * scratch.word_capacity;
+    part.cumulative += f * (N + 1) * LANES;
+    part.errors += f * 3;
+    vu32 rider;
+    u32 counted;
+    rows = cachegen_quantize_group<E, WHOLE>(plane, block, group + f, columns[f], part, rider, counted);
+    vu32 table = choose_tables(part.histogram, counted, block.symbols, costs + family * MAX_SYMBOLS, variances);
+    load_tables<N>(part.cumulative, families + family * TABLE_STRIDE, table, columns[f].idle());
+    store_bits((u32*)block.tables + (u64)(group + f) * TABLE_BITS, table, TABLE_BITS);
+    encoders[f] = RansEncoder::make(part.words_end, rider);
+  }
+  for (u32 row = rows; row--;)
+#pragma clang loop unroll(full)
+    for (int f = 0; f < FLIGHTS; ++f)
+      encoders[f].template put<N>(parts[f].cumulative, load_u8(parts[f].symbols + (u64)row * LANES));
+  for (int f = 0; f < FLIGHTS; ++f) {
+    u32* states = (u32*)block.states + (u64)(group + f) * STATE_WORDS;
+    store_uniform(states, (u32)(parts[f].words_end - encoders[f].position));
+    store_u32(states + 1, encoders[f].x);
+  }
+}
+
+template <class E, int FLIGHTS>
+FN void cachegen_encode_any(const Plane& plane, const CacheGenBlock& block, u32 group, const CacheGenScratch& scratch,
+                            const u16* families, const u16* costs, const u32* variances) {
+  Column<E> columns[FLIGHTS];
+  bool whole = true;
+  for (int f = 0; f < FLIGHTS; ++f) {
+    columns[f] = Column<E>::make(plane, group + f);
+    whole = whole && columns[f].whole;
+  }
+#define ENCODE(N, WHOLE) \
+  cachegen_encode_groups<E, N, FLIGHTS, WHOLE>(plane, block, group, columns, scratch, families, costs, variances)
+  if (whole && block.symbols <= 16)
+    ENCODE(16, true);
+  else if (whole)
+    ENCODE(32, true);
+  else if (block.symbols <= 16)
+    ENCODE(16, false);
+  else
+    ENCODE(32, false);
+#undef ENCODE
 }
 
 #define CACHEGEN_ENCODE(suffix, E)                                                                                     \
@@ -152,23 +206,25 @@ FN void cachegen_encode_group(const Plane& plane, const CacheGenBlock& block, u3
          const u32* exact, const u16* families, const u16* costs, const u32* variances, u8* symbols, u16* words,       \
          float* errors, u32 groups, u32 tiles, u32 word_capacity) {                                                    \
     WARP_SHARED(u16, histogram, MAX_SYMBOLS* LANES);                                                                   \
-    WARP_SHARED(u32, entries, MAX_SYMBOLS* LANES);                                                                     \
-    FOR_EACH_WARP(warp) {                                                                                              \
-      u32 block = warp / groups, group = warp % groups;                                                                \
-      const Plane& plane = planes[block];                                                                              \
-      Column<E> column = Column<E>::make(plane, group);                                                                \
-      CacheGenScratch scratch = {maxima + (u64)block * tiles * TILE,                                                   \
-                                 exact + (u64)block * tiles,                                                           \
-                                 symbols + (u64)warp * tiles * TILE * LANES,                                           \
+    WARP_SHARED(u16, cumulative, FLIGHT*(MAX_SYMBOLS + 1) * LANES);                                                    \
+    FOR_EACH_FLIGHT(warp, flight, groups) {                                                                            \
+      u32 index = warp / groups, group = warp % groups;                                                                \
+      const Plane plane = planes[index];                                                                               \
+      const CacheGenBlock block = blocks[index];                                                                       \
+      u64 symbol_capacity = (u64)tiles * TILE * LANES;                                                                 \
+      CacheGenScratch scratch = {maxima + (u64)index * tiles * TILE,                                                   \
+                                 exact + (u64)index * tiles,                                                           \
+                                 symbols + (u64)warp * symbol_capacity,                                                \
+                                 symbol_capacity,                                                                      \
                                  words + ((u64)warp + 1) * word_capacity,                                              \
+                                 word_capacity,                                                                        \
                                  histogram,                                                                            \
-                                 entries};                                                                             \
-      if (column.whole)                                                                                                \
-        cachegen_encode_group<E, true>(plane, blocks[block], group, column, scratch, families, costs, variances,       \
-                                       errors + (u64)warp * 3);                                                        \
+                                 cumulative,                                                                           \
+                                 errors + (u64)warp * 3};                                                              \
+      if (flight == FLIGHT)                                                                                            \
+        cachegen_encode_any<E, FLIGHT>(plane, block, group, scratch, families, costs, variances);                      \
       else                                                                                                             \
-        cachegen_encode_group<E, false>(plane, blocks[block], group, column, scratch, families, costs, variances,      \
-                                        errors + (u64)warp * 3);                                                       \
+        cachegen_encode_any<E, 1>(plane, block, group, scratch, families, costs, variances);                           \
     }                                                                                                                  \
   }
 FOR_ELEMENT_TYPES(CACHEGEN_ENCODE)

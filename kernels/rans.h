@@ -88,25 +88,16 @@ struct RansEncoder {
     encoder.x = rider | RANS_START;
     return encoder;
   }
-  // entries: [32][32] of low | frequency << 16 per symbol and lane.
-  METHOD void put(const u32* entries, vu16 symbol) {
-    vu32 entry = gather_row_u32(entries, symbol), frequency = entry >> 16;
+  template <int N>
+  METHOD void put(const u16* cumulative, vu16 symbol) {
+    vu16 low, high;
+    interval_of_symbol<N>(cumulative, symbol, low, high);
+    vu32 frequency = widen(high - low);
     x = push_words(position, (x >> 20) >= frequency, x);
     vu32 quotient = divide(x, frequency);
-    x = (quotient << RANS_BITS) + (x - quotient * frequency) + (entry & 0xffffu);
+    x = (quotient << RANS_BITS) + (x - quotient * frequency) + widen(low);
   }
 };
-
-FN void load_entries(u32* entries, const u16* family, vu32 index, vm32 idle) {
-  vu32 start = index * TABLE_STRIDE;
-  vu32 low = splat(0);
-  for (u32 s = 0; s < MAX_SYMBOLS; ++s) {
-    vu32 high = select(idle, splat(RANS_SCALE), widen(gather_u16(family + s + 1, start)));
-    store_u32(entries + s * LANES, low | (high - low) << 16);
-    low = high;
-  }
-  warp_sync();
-}
 
 // The table for the symbols counted in histogram [32][32]: from the integer moments, then the cheapest of its eight
 // neighbours and itself (the first of equals). `costs` [TABLES][32] are 1/256 bits a symbol; `variances` [63] the thresholds

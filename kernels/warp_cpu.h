@@ -439,6 +439,27 @@ FN vu16 find_symbol(const u16* cumulative, vu16 slot, vu16& low, vu16& high) {
   return symbol;
 }
 
+// The interval [low, high) of a symbol below N: the same tree, led by the symbol's bits.
+template <int N>
+FN vu16 pick_count(const u16* counts, vu16 symbol) {
+  vu16 tree[N / 2];
+  vm16 m = (vm16)((symbol & (u16)(N / 2)) != 0);
+#pragma clang loop unroll(full)
+  for (int i = 0; i < N / 2; ++i) tree[i] = select(m, load_u16(counts + (i + N / 2) * 32), load_u16(counts + i * 32));
+#pragma clang loop unroll(full)
+  for (int d = N / 4; d; d >>= 1) {
+    m = (vm16)((symbol & (u16)d) != 0);
+#pragma clang loop unroll(full)
+    for (int i = 0; i < d; ++i) tree[i] = select(m, tree[i + d], tree[i]);
+  }
+  return tree[0];
+}
+template <int N>
+FN void interval_of_symbol(const u16* cumulative, vu16 symbol, vu16& low, vu16& high) {
+  low = pick_count<N>(cumulative, symbol);
+  high = pick_count<N>(cumulative + 32, symbol);
+}
+
 // a / b for b <= 2^12 and a / b < 2^20: the float estimate is off by one at most.
 FN vu32 divide(vu32 a, vu32 b) {
   vm32 q = __builtin_convertvector(__builtin_convertvector(a, vf32) / __builtin_convertvector((vm32)b, vf32), vm32);

@@ -270,6 +270,12 @@ FN vu16 find_symbol(const u16* cumulative, vu16 slot, vu16& low, vu16& high) {
   high = *(const u16*)(table + at + ROW);
   return at / ROW;
 }
+// The interval [low, high) of a symbol below N.
+template <int N>
+FN void interval_of_symbol(const u16* cumulative, vu16 symbol, vu16& low, vu16& high) {
+  low = cumulative[symbol * 32 + lane()];
+  high = cumulative[(symbol + 1) * 32 + lane()];
+}
 FN vu32 divide(vu32 a, vu32 b) { return a / b; }
 FN vu32 divide_by(vu32 a, u32 b) { return a / b; }
 

@@ -120,7 +120,7 @@ def test_one_outlier_takes_its_token_along(cpu: Device) -> None:
 
 def test_recorded_errors_are_true(cpu: Device) -> None:
     arrays = [codecs.numbers(*geometry, seed=seed) for seed, geometry in enumerate([(300, 2, 40)] * 3)]
-    codecs.check_errors(CacheGen(), codecs.batch_of(arrays), cpu, exact=lambda i: np.array([0]))
+    codecs.check_errors(CacheGen(), codecs.batch_of(arrays), cpu)
 
 
 def test_hostile_sections_are_reported(device: Device) -> None:
