@@ -3,7 +3,7 @@
 #include "cachegen.h"
 
 // One warp a group of 32 channels. maxima: [block][tiles * 32]; exact: [block][tiles] masks; `errors` gets squared error, energy
-// and largest error over the tokens that are not exact.
+// and largest error.
 template <class E, bool WHOLE>
 FN void quantize_group(const Plane& plane, u32 level_count, const Column<E>& column, const float* maxima, const u32* exact,
                        u8* symbols, u64 stride, float* errors) {
@@ -15,7 +15,11 @@ FN void quantize_group(const Plane& plane, u32 level_count, const Column<E>& col
     // What is no number, as in a token of zeros, is symbol 0.
     vu32 symbol = select(as_bits(absolute(level)) < 0x7f800000u, round_to_int(level), splat(0));
     store_u8(symbols + t * stride, narrow(select(column.idle(), splat(0), symbol)));
-    if (exact[t / TILE] >> t % TILE & 1) continue;
+    if (exact[t / TILE] >> t % TILE & 1) {
+      // No error, but energy, if it is a number.
+      energy = energy + select(absolute(x) < as_float(splat(0x7f800000)), x * x, splatf(0.f));
+      continue;
+    }
     vf32 difference = E::to_float(E::from_float(int_to_float(symbol - level_count) / levels * top)) - x;
     squared = squared + difference * difference;
     energy = energy + x * x;

@@ -140,7 +140,7 @@ def test_a_lossy_file_records_the_errors_that_it_caused() -> None:
         for found in report.errors:
             name = f"layers.{found.plane.layer}.{found.plane.kind}"
             x, y = arrays[name].astype(np.float64), back[name].astype(np.float64)
-            assert found.relative == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(x), rel=5e-3)
+            assert found.relative == pytest.approx(np.linalg.norm(x - y) / np.linalg.norm(x), rel=1e-4)
             assert found.max_abs == pytest.approx(np.abs(x - y).max(), rel=1e-4)
             assert columns["relative_error"][found.plane.index] == pytest.approx(found.relative, rel=1e-5)
         assert [columns["max_abs"][plane.index] is None for plane in cache.planes].count(True) == 2

@@ -169,7 +169,7 @@ def test_same_numbers_as_the_other_coder(cpu: Device) -> None:
 
 def test_recorded_errors_are_true(cpu: Device) -> None:
     arrays = [codecs.numbers(300, 2, 40, seed=seed) for seed in range(2)]
-    codecs.check_errors(CacheGen(coder="range"), codecs.batch_of(arrays), cpu, exact=lambda i: np.array([0]))
+    codecs.check_errors(CacheGen(coder="range"), codecs.batch_of(arrays), cpu)
 
 
 def test_hostile_sections_are_reported(device: Device) -> None:
