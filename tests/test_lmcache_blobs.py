@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from kvzip.devices.base import Device
 from kvzip.errors import CorruptError, KvzipError, UnsupportedError, UsageError
 from kvzip.lmcache import cachegen, fp8
 from kvzip.lmcache.blob import CacheGenBlob, read_blob, write_blob
-from kvzip.lmcache.convert import export_bytes, import_files
+from kvzip.lmcache.convert import export_cache, import_files
 from tests import codecs
 from tests.reference import cachegen_blob, golden
 
@@ -56,6 +55,11 @@ def test_import_loses_nothing_and_export_gives_the_blob_back(name: str, coder: s
     assert golden.same_bits(kvzip.decompress(made)["kv_chunk"], case.decoded)
     back = export_bytes(made, device=cpu, **bins_of(case))
     assert write_blob(read_blob(back)) == write_blob(read_blob(case.encoded))
+
+
+def export_bytes(made: bytes, **options: Any) -> bytes:
+    with kvzip.open(made) as cache:
+        return export_cache(cache, **options)
 
 
 def chunked(tokens: int, size: int, cpu: Device, layers: int = 2, channels: int = 64) -> tuple[np.ndarray, list[bytes]]:
@@ -204,14 +208,18 @@ def test_caches_that_lmcache_has_no_files_for_are_refused(cpu: Device) -> None:
     for arrays in odd:
         made = kvzip.compress(arrays, codec="raw", notice=lambda _: None)
         with pytest.raises(UsageError) as error:
-            export_bytes(io.BytesIO(made), device=cpu)
+            export_bytes(made, device=cpu)
         assert error.value.code == "lmcache-shape"
 
 
 def test_unknown_formats_are_refused(cpu: Device) -> None:
     for run in (
         lambda: import_files([("f", b"")], None, file_format="kivi", device=cpu),
-        lambda: export_bytes(b"", file_format="kivi", device=cpu),
+        lambda: export_bytes(
+            kvzip.compress({"kv_chunk": codecs.numbers(8, 4, 32).reshape(2, 2, 8, 1, 32)}),
+            file_format="kivi",
+            device=cpu,
+        ),
     ):
         with pytest.raises(UsageError, match="cachegen, fp8-e4m3fn, fp8-e5m2"):
             run()

@@ -11,7 +11,9 @@ from kvzip._version import __version__
 from kvzip.cli.bench import bench
 from kvzip.cli.compress import compress
 from kvzip.cli.decompress import decompress
+from kvzip.cli.exporting import export
 from kvzip.cli.failures import EXIT_CODES
+from kvzip.cli.importing import import_
 from kvzip.cli.inspect import inspect
 from kvzip.cli.verify import verify
 
@@ -60,6 +62,8 @@ VERBS: dict[Callable[..., None], str] = {
     inspect: "Show what a file holds and where its bytes go.",
     verify: "Check files without writing anything.",
     bench: "Measure codecs on a cache: size, speed, errors.",
+    import_: "Make a .kvz of LMCache's files.",
+    export: "Make LMCache's file of a .kvz.",
 }
 for verb, summary in VERBS.items():
-    app.command(short_help=summary, epilog=EXIT_CODES)(verb)
+    app.command(verb.__name__.rstrip("_"), short_help=summary, epilog=EXIT_CODES)(verb)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -15,8 +15,6 @@ from kvzip.devices.base import Device
 from kvzip.errors import UnsupportedError, UsageError
 from kvzip.lmcache import cachegen, fp8
 from kvzip.lmcache.blob import read_blob, write_blob
-from kvzip.opening import PathLike
-from kvzip.pipeline import Report
 
 FORMATS = ("cachegen", *fp8.FORMATS)
 TENSOR = "kv_chunk"
@@ -25,7 +23,7 @@ TENSOR = "kv_chunk"
 
 def import_files(
     files: Sequence[tuple[str, bytes]],
-    target: PathLike | BinaryIO | None,
+    target: Any,
     *,
     file_format: str = "cachegen",
     geometry: fp8.Geometry | None = None,
@@ -34,12 +32,12 @@ def import_files(
     coder: str = "rans",
     device: Device,
     **options: Any,
-) -> Report | bytes:
+) -> Any:
     """One ``.kvz`` of some LMCache files, whose tokens follow each other. What comes back is what LMCache decodes.
 
     Args:
         files: what messages call each file, and its bytes.
-        target: as for :func:`kvzip.compress`; ``options`` likewise (``force``, ``sync``, ``block_tokens``, ``notice``).
+        target: as for :func:`kvzip.compress`, whose result is returned; ``options`` likewise (``block_tokens``...).
         file_format: ``cachegen``, ``fp8-e4m3fn`` or ``fp8-e5m2``.
         geometry: of every fp8 file.
         k_bins, v_bins: of CacheGen blobs, which do not tell; LMCache's schedule for the number of layers if None.
@@ -68,8 +66,8 @@ def import_files(
     )
 
 
-def export_bytes(
-    source: PathLike | BinaryIO | bytes,
+def export_cache(
+    cache: api.Cache,
     *,
     file_format: str = "cachegen",
     tokens: api.Cut = None,
@@ -78,22 +76,21 @@ def export_bytes(
     device: Device,
     notice: Callable[[str], None] = lambda _: None,
 ) -> bytes:
-    """The LMCache file of a ``.kvz`` file, or of a part of its tokens.
+    """The LMCache file of an opened ``.kvz``, or of a part of its tokens.
 
-    The symbols of a ``.kvz`` with LMCache's bins stay as they are; anything else is quantized once more.
+    Symbols of LMCache's bins stay as they are; anything else is quantized once more.
 
     Raises:
         UsageError: the cache is not made of keys and values of one shape in every layer.
     """
     if file_format not in FORMATS:
         raise UsageError(f"unknown format {file_format!r}: {', '.join(FORMATS)} are known", code="lmcache-format")
-    with api.open(source, device=device) as cache:
-        kv = _whole_cache(cache, tokens)
-        keys, values = _bins(len(kv), k_bins, v_bins)
-        if file_format == "cachegen" and (told := _second_loss(cache, keys, values)):
-            notice(told)
+    kv = _whole_cache(cache, tokens)
     if file_format != "cachegen":
         return fp8.write_fp8(kv, fp8.FORMATS[file_format], device)
+    keys, values = _bins(len(kv), k_bins, v_bins)
+    if told := _second_loss(cache, keys, values):
+        notice(told)
     return write_blob(cachegen.encode(device.to_device(kv), keys, values, device))
 
 

@@ -1,0 +1,105 @@
+"""``kvzip import`` and ``kvzip export`` on LMCache's files: files, pipes, chunks, and what they say when they fail."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvzip
+from kvzip.devices.base import Device
+from kvzip.lmcache import cachegen
+from kvzip.lmcache.blob import read_blob, write_blob
+from tests import cli, codecs
+from tests.reference import golden
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def chunks(tmp_path: Path, cpu: Device) -> list[Path]:
+    """Three chunks of one cache of 70 tokens, as LMCache writes them."""
+    kv = codecs.numbers(70, 4, 32).reshape(2, 2, 70, 1, 32)
+    paths = [tmp_path / f"{start}.bin" for start in (0, 32, 64)]
+    for path in paths:
+        piece = np.ascontiguousarray(kv[:, :, int(path.stem) : int(path.stem) + 32])
+        path.write_bytes(write_blob(cachegen.encode(piece, [32, 32], [32, 32], cpu)))
+    return paths
+
+
+def test_chunks_go_in_and_come_out(chunks: list[Path], tmp_path: Path) -> None:
+    packed = tmp_path / "kv.kvz"
+    assert cli.kvzip("import", *chunks, "-o", packed, "-q") == 0
+    assert kvzip.decompress(packed)["kv_chunk"].shape == (2, 2, 70, 1, 32)
+    assert cli.kvzip("export", packed, "--chunk", "32", "-o", tmp_path / "out", "-q") == 0
+    out = sorted((tmp_path / "out").iterdir())
+    assert [path.name for path in out] == [f"{start:08d}.cachegen" for start in (0, 32, 64)]
+    assert [path.read_bytes() for path in out] == [path.read_bytes() for path in chunks]
+
+
+def test_names_follow_the_inputs(chunks: list[Path], tmp_path: Path) -> None:
+    assert cli.kvzip("import", chunks[0], "-q") == 0
+    assert cli.kvzip("export", f"{chunks[0]}.kvz", "-q") == 0
+    assert Path(f"{chunks[0]}.cachegen").read_bytes() == chunks[0].read_bytes()
+    assert cli.kvzip("export", f"{chunks[0]}.kvz", "-q") == 5, "what exists is not overwritten"
+
+
+def test_pipes(chunks: list[Path]) -> None:
+    packed = cli.process("import", "--coder", "range", input=chunks[0].read_bytes())
+    assert packed.returncode == 0
+    back = cli.process("export", input=packed.stdout)
+    assert back.stdout == chunks[0].read_bytes()
+    part = cli.process("export", "--tokens", "8:20", input=packed.stdout)
+    assert read_blob(part.stdout).tokens == 12
+
+
+def test_fp8_needs_its_shape(tmp_path: Path) -> None:
+    case = golden.load_case("fp8-real-e5m2")
+    file = tmp_path / "kv.fp8"
+    file.write_bytes(case.encoded)
+    _, layers, tokens, channels = case.input.shape
+    shape = f"{layers},{tokens},2,{channels // 2}"
+    assert cli.kvzip("import", "--format", "fp8-e5m2", file) == 2
+    assert cli.kvzip("import", "--format", "fp8-e5m2", "--shape", "6,20", file) == 2
+    assert cli.kvzip("import", "--format", "fp8-e5m2", "--shape", shape, file) == 0
+    assert cli.kvzip("export", f"{file}.kvz", "--format", "fp8-e5m2", "-o", tmp_path / "back") == 0
+    assert (tmp_path / "back").read_bytes() == case.encoded
+
+
+def test_a_hostile_pickle_is_refused_and_nothing_written(tmp_path: Path, capsys: Capture) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return exec, (f"open({str(tmp_path / 'marker')!r}, 'w')",)
+
+    file = tmp_path / "evil.bin"
+    file.write_bytes(pickle.dumps(Evil()))
+    assert cli.kvzip("import", file) == 4
+    assert "builtins.exec" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["evil.bin"]
+
+
+def test_the_result_is_told_to_programs(chunks: list[Path], tmp_path: Path, capsys: Capture) -> None:
+    assert cli.kvzip("import", *chunks, "-o", tmp_path / "kv.kvz", "--progress", "json") == 0
+    (event,) = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert event["verb"] == "import" and event["stored_bytes"] == (tmp_path / "kv.kvz").stat().st_size
+    assert event["original_bytes"] == sum(path.stat().st_size for path in chunks)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("import", "a.bin", "b.bin"),
+        ("import", "."),
+        ("export", "."),
+        ("export", "kv.kvz", "--chunk", "4", "-c"),
+        ("export", "kv.kvz", "--tokens", "70:"),
+        ("export", "kv.kvz", "--format", "kivi"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], chunks: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(chunks[0].parent)
+    assert cli.kvzip("import", *chunks, "-o", "kv.kvz", "-q") == 0
+    assert cli.kvzip(*arguments) == 2
