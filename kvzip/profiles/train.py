@@ -152,7 +152,8 @@ def _learn(
     if tested is not None:
         exponents = _key_exponents(kept, layers, geometry)
         scale = torch.from_numpy(_scales(exponents, geometry)).to(options.device)
-        _, vectors = _components(torch, kept, scale)
+        deviations, vectors = _components(torch, kept, scale)
+        vectors = vectors[:, : _worth(deviations.cpu().numpy(), options)]
         unseen = tested.covariance(about=kept.mean()) * scale[:, None] * scale
         step = float(power(options.step))
         bits_plain = _bits(torch, torch.diagonal(tested.covariance()) * scale**2, step)
@@ -214,14 +215,19 @@ def _bits(torch: ModuleType, variance: Any, step: float) -> float:
 def _pack(
     layers: tuple[int, ...], mean: np.ndarray, deviations: np.ndarray, vectors: np.ndarray, options: Options
 ) -> Group:
-    """Cut the rank to what the finest step needs, and round the directions to their type."""
-    worth = int((deviations > np.float32(CUT) * power(options.step)).sum())
-    rank = max(1, min(worth, options.rank or worth))
+    """Cut the rank, and round the directions to their type."""
+    rank = _worth(deviations, options)
     vectors, deviations = vectors[:rank], deviations[:rank].astype(np.float32)
     if options.dtype == "bfloat16":
         return Group(layers, mean, vectors.astype(ml_dtypes.bfloat16), np.ones(rank, np.float32), deviations)
     scales = (np.abs(vectors).max(axis=1) / np.float32(127)).astype(np.float32)
     return Group(layers, mean, np.rint(vectors / scales[:, None]).astype(np.int8), scales, deviations)
+
+
+def _worth(deviations: np.ndarray, options: Options) -> int:
+    """The rank that the finest step needs, as far as the options allow it."""
+    needed = int((deviations > np.float32(CUT) * power(options.step)).sum())
+    return max(1, min(needed, options.rank or needed))
 
 
 def _reporter(progress: Progress | None, start: int, total: int, what: str) -> Callable[[int], None]:
