@@ -6,8 +6,8 @@
     kv = deserializer.from_bytes(data)
 
 ``cachegen`` writes and reads LMCache 0.5.6's own blobs, bit for bit, without running what they say; ``kvzip`` holds the
-same numbers in ``.kvz`` files, smaller by a third or more. torch is needed only by those who pass its tensors or ask for
-them.
+same numbers in ``.kvz`` files, smaller by a third or more. torch is needed only by those who pass its tensors or ask
+for them.
 """
 
 from __future__ import annotations

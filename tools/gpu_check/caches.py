@@ -32,7 +32,7 @@ SHAPES = [  # dtype, tokens, heads, head_dim, heads outside tokens in memory
 ]
 
 OPTIONS = {  # besides the defaults of every codec
-    "cachegen": ["level=1", "level=9", "sinks=0", "sinks=40"],
+    "cachegen": ["level=1", "level=9", "sinks=0", "sinks=40", "coder=range", "coder=range,sinks=40"],
     "fp8": ["scale=token", "scale=head", "scale=tensor", "dtype=float8_e5m2", "dtype=float8_e5m2,scale=head"],
 }
 
@@ -127,7 +127,8 @@ def codec_specs() -> list[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for name, target in project["entry-points"]["kvzip.codecs"].items():
         module, _, attribute = target.partition(":")
-        if name not in available_codecs() and (ROOT / module.replace(".", "/")).with_suffix(".py").exists():
+        path = ROOT / module.replace(".", "/")
+        if name not in available_codecs() and (path.is_dir() or path.with_suffix(".py").exists()):
             register_codec(getattr(import_module(module), attribute))
     specs = []
     for name in available_codecs():
