@@ -10,7 +10,7 @@ struct Fp8Block {
   u32 token_step, head_step;
 };
 
-constexpr u32 FP8_TILE = 64;
+constexpr u32 FP8_TILE = 32;
 
 // What a number becomes: its code, and the magnitude that the code stands for.
 struct Fp8Code {
@@ -110,16 +110,16 @@ FN void fp8_encode_strip(const Plane& plane, const Fp8Block& block, u32 index, u
   Pack<vf32> squared, energy;
   for (int i = 0; i < PACK; ++i) squared.v[i] = energy.v[i] = splatf(0.f);
   vf32 worst = splatf(0.f);
-  constexpr u32 AT_ONCE = WHOLE && S == UNSCALED ? ROWS : 1;
+  constexpr u32 AT_ONCE = WHOLE ? (S == UNSCALED ? ROWS : (ROWS + 1) / 2) : 1;
   for (u32 first = start; first < stop; first += AT_ONCE) {
-    Pack<typename E::vraw> rows[AT_ONCE];
-    for (u32 r = 0; r < AT_ONCE; ++r)
-      if (first + r < stop) rows[r] = strip.template load<WHOLE>(first + r);
+    typename Strip<E>::Loaded rows[AT_ONCE];
+    for (u32 r = 0; r < AT_ONCE; ++r) rows[r] = strip.template load<WHOLE>(first + r < stop ? first + r : first);
     for (u32 r = 0; r < AT_ONCE && first + r < stop; ++r) {
       u32 t = first + r;
+      Pack<typename E::vraw> bits = strip.values(rows[r]);
       Pack<vu32> codes;
       for (int i = 0; i < PACK; ++i) {
-        vf32 x = E::to_float(rows[r].v[i]), magnitude = absolute(x), scale = scales.at(t, i);
+        vf32 x = E::to_float(bits.v[i]), magnitude = absolute(x), scale = scales.at(t, i);
         Fp8Code coded = F::encode(S == UNSCALED ? x : unless_nan(x / scale, x), saturate);
         codes.v[i] = coded.code;
         // Every element type holds an unscaled code exactly.
@@ -149,16 +149,16 @@ FN void fp8_decode_strip(const Plane& plane, const Fp8Block& block, u32 index, u
   const u8* in = (const u8*)block.bytes + (u64)index * (LANES * PACK);
   constexpr u32 AT_ONCE = WHOLE ? (S == UNSCALED ? ROWS : (ROWS + 1) / 2) : 1;
   for (u32 first = start; first < stop; first += AT_ONCE) {
-    Pack<vu32> rows[AT_ONCE];
+    typename Strip<E>::LoadedBytes rows[AT_ONCE];
     for (u32 r = 0; r < AT_ONCE; ++r)
-      if (first + r < stop) rows[r] = strip.template load_bytes<WHOLE>(in + (u64)(first + r) * channels);
+      rows[r] = strip.template load_bytes<WHOLE>(in + (u64)(first + r < stop ? first + r : first) * channels);
     for (u32 r = 0; r < AT_ONCE && first + r < stop; ++r) {
       u32 t = first + r;
+      Pack<vu32> codes = strip.bytes(rows[r]);
       Pack<typename E::vraw> values;
       for (int i = 0; i < PACK; ++i) {
-        vf32 x = F::decode(rows[r].v[i]);
-        if (S != UNSCALED) x = unless_nan(x * scales.at(t, i), x);
-        values.v[i] = E::from_float(x);
+        vf32 x = F::decode(codes.v[i]);
+        values.v[i] = S == UNSCALED ? E::from_exact(x) : E::from_float(unless_nan(x * scales.at(t, i), x));
       }
       strip.template store<WHOLE>(t, values);
     }

@@ -98,7 +98,8 @@ struct StripSum {
 
 // ------------------------------------------------------------------------------------------- element types
 // Each type knows its raw bits and how to come from and go to float32. ABS masks off the sign; magnitudes from INFINITE on
-// are no numbers, those below TINY (2^-110) have reciprocals near the end of float32.
+// are no numbers, those below TINY (2^-110) have reciprocals near the end of float32. `from_exact` is for numbers that need
+// no rounding.
 
 struct Bf16 {
   typedef u16 raw;
@@ -111,6 +112,7 @@ struct Bf16 {
     vu32 rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     return narrow(select((u & 0x7fffffffu) > 0x7f800000u, (u >> 16) | 0x40u, rounded));
   }
+  static METHOD vu16 from_exact(vf32 f) { return narrow(as_bits(f) >> 16); }
 };
 
 struct Fp16 {
@@ -120,6 +122,7 @@ struct Fp16 {
   static METHOD vu16 narrowed(vu32 b) { return narrow(b); }
   static METHOD vf32 to_float(vu16 b) { return half_to_float(b); }
   static METHOD vu16 from_float(vf32 f) { return float_to_half(f); }
+  static METHOD vu16 from_exact(vf32 f) { return float_to_half(f); }
 };
 
 struct Fp32 {
@@ -129,6 +132,7 @@ struct Fp32 {
   static METHOD vu32 narrowed(vu32 b) { return b; }
   static METHOD vf32 to_float(vu32 b) { return as_float(b); }
   static METHOD vu32 from_float(vf32 f) { return as_bits(f); }
+  static METHOD vu32 from_exact(vf32 f) { return as_bits(f); }
 };
 
 FN float scalar_to_float(Bf16, u32 bits) { return scalar_as_float(bits << 16); }

@@ -258,16 +258,20 @@ struct Strip {
     return s;
   }
   METHOD bool whole_with(const void*) const { return whole; }
+  typedef Pack<typename E::vraw> Loaded;
+  typedef Pack<vu32> LoadedBytes;
+  static METHOD const Loaded& values(const Loaded& loaded) { return loaded; }
+  static METHOD const LoadedBytes& bytes(const LoadedBytes& loaded) { return loaded; }
   template <bool WHOLE>
-  METHOD Pack<typename E::vraw> load(u32 token) const {
+  METHOD Loaded load(u32 token) const {
     return {{column.template load<WHOLE>(token)}};
   }
   template <bool WHOLE>
-  METHOD void store(u32 token, const Pack<typename E::vraw>& pack) const {
+  METHOD void store(u32 token, const Loaded& pack) const {
     column.template store<WHOLE>(token, pack.v[0]);
   }
   template <bool WHOLE>
-  METHOD Pack<vu32> load_bytes(const u8* row) const {
+  METHOD LoadedBytes load_bytes(const u8* row) const {
     return {{widen(WHOLE ? load_u8(row) : load_some(row, column.active))}};
   }
   template <bool WHOLE>

@@ -135,8 +135,8 @@ struct Column {
 };
 
 // A lane's share of a strip: PACK neighbouring channels, so that it loads and stores 8 bytes of 16-bit types at once. ROWS
-// loads that do not wait for one another keep the memory busy.
-enum : int { PACK = 4, ROWS = 4 };
+// loads that do not wait for one another keep the memory busy: nothing must look at what they bring before all are under way.
+enum : int { PACK = 4, ROWS = 8 };
 template <class V>
 struct Pack {
   V v[PACK];
@@ -151,66 +151,74 @@ struct alignas(PACK * sizeof(T)) Packed {
 template <class E>
 struct Strip {
   typedef typename E::raw raw;
+  typedef Packed<raw> Loaded;
+  typedef Packed<u8> LoadedBytes;
   const Plane& plane;
   u8* base;
+  i64 token_stride;
   u32 first, active;  // the lane's first channel; how many of the strip's channels there are
   bool whole;
 
   static METHOD Strip make(const Plane& plane, u32 strip) {
     u32 start = strip * (LANES * PACK), left = plane.heads * plane.head_dim - start;
     u64 together = plane.data | (u64)plane.token_stride | (u64)plane.head_stride;
-    Strip s = {plane, nullptr, start + lane() * PACK, left < LANES * PACK ? left : LANES * PACK, false};
-    s.whole = plane.head_dim % PACK == 0 && together % sizeof(Packed<raw>) == 0;
+    bool whole = plane.head_dim % PACK == 0 && together % sizeof(Loaded) == 0;
+    u32 active = left < LANES * PACK ? left : LANES * PACK;
+    Strip s = {plane, nullptr, plane.token_stride, start + lane() * PACK, active, whole};
     s.base = s.address(s.first);
     return s;
   }
-  METHOD bool whole_with(const void* bytes) const { return whole && (u64)bytes % PACK == 0; }
+  METHOD bool whole_with(const void* bytes) const { return whole && (u64)bytes % sizeof(LoadedBytes) == 0; }
   METHOD u8* address(u32 channel) const {
     return (u8*)plane.data + (i64)(channel / plane.head_dim) * plane.head_stride +
            (i64)(channel % plane.head_dim) * (i64)sizeof(raw);
   }
   METHOD bool has(u32 i) const { return lane() * PACK + i < active; }
-  template <bool WHOLE>
-  METHOD Pack<typename E::vraw> load(u32 token) const {
-    Pack<typename E::vraw> pack = {};
-    Packed<raw> memory;
-    if (WHOLE && has(0)) {
-      memory = *(const Packed<raw>*)(base + (i64)token * plane.token_stride);
-      for (int i = 0; i < PACK; ++i) pack.v[i] = memory.v[i];
-    }
-    for (int i = 0; i < PACK; ++i)
-      if (!WHOLE && has(i)) pack.v[i] = *(const raw*)(address(first + i) + (i64)token * plane.token_stride);
+
+  static METHOD Pack<typename E::vraw> values(const Loaded& loaded) {
+    Pack<typename E::vraw> pack;
+    for (int i = 0; i < PACK; ++i) pack.v[i] = loaded.v[i];
     return pack;
+  }
+  static METHOD Pack<vu32> bytes(const LoadedBytes& loaded) {
+    Pack<vu32> pack;
+    for (int i = 0; i < PACK; ++i) pack.v[i] = loaded.v[i];
+    return pack;
+  }
+  template <bool WHOLE>
+  METHOD Loaded load(u32 token) const {
+    Loaded loaded = {};
+    if (WHOLE && has(0)) loaded = *(const Loaded*)(base + (i64)token * token_stride);
+    for (int i = 0; i < PACK; ++i)
+      if (!WHOLE && has(i)) loaded.v[i] = *(const raw*)(address(first + i) + (i64)token * token_stride);
+    return loaded;
   }
   template <bool WHOLE>
   METHOD void store(u32 token, const Pack<typename E::vraw>& pack) const {
-    Packed<raw> memory;
-    for (int i = 0; i < PACK; ++i) memory.v[i] = (raw)pack.v[i];
-    if (WHOLE && has(0)) *(Packed<raw>*)(base + (i64)token * plane.token_stride) = memory;
+    Loaded stored;
+    for (int i = 0; i < PACK; ++i) stored.v[i] = (raw)pack.v[i];
+    if (WHOLE && has(0)) *(Loaded*)(base + (i64)token * token_stride) = stored;
     for (int i = 0; i < PACK; ++i)
-      if (!WHOLE && has(i)) *(raw*)(address(first + i) + (i64)token * plane.token_stride) = memory.v[i];
+      if (!WHOLE && has(i)) *(raw*)(address(first + i) + (i64)token * token_stride) = stored.v[i];
   }
   // The strip's part of a row of bytes, one a channel.
   template <bool WHOLE>
-  METHOD Pack<vu32> load_bytes(const u8* row) const {
-    Pack<vu32> pack = {};
+  METHOD LoadedBytes load_bytes(const u8* row) const {
+    LoadedBytes loaded = {};
     row += lane() * PACK;
-    if (WHOLE && has(0)) {
-      u32 word = *(const u32*)row;
-      for (int i = 0; i < PACK; ++i) pack.v[i] = word >> 8 * i & 0xffu;
-    }
+    if (WHOLE && has(0)) loaded = *(const LoadedBytes*)row;
     for (int i = 0; i < PACK; ++i)
-      if (!WHOLE && has(i)) pack.v[i] = row[i];
-    return pack;
+      if (!WHOLE && has(i)) loaded.v[i] = row[i];
+    return loaded;
   }
   template <bool WHOLE>
   METHOD void store_bytes(u8* row, const Pack<vu32>& pack) const {
+    LoadedBytes stored;
     row += lane() * PACK;
-    u32 word = 0;
-    for (int i = 0; i < PACK; ++i) word |= (pack.v[i] & 0xffu) << 8 * i;
-    if (WHOLE && has(0)) *(u32*)row = word;
+    for (int i = 0; i < PACK; ++i) stored.v[i] = (u8)pack.v[i];
+    if (WHOLE && has(0)) *(LoadedBytes*)row = stored;
     for (int i = 0; i < PACK; ++i)
-      if (!WHOLE && has(i)) row[i] = (u8)pack.v[i];
+      if (!WHOLE && has(i)) row[i] = stored.v[i];
   }
 };
 

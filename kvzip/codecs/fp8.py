@@ -23,7 +23,7 @@ from kvzip.errors import UsageError
 
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 SCALES = ("none", "tensor", "head", "token")
-TILE = 64
+TILE = 32
 
 BLOCK = np.dtype([("bytes", np.uint64), ("scales", np.uint64), ("token_step", np.uint32), ("head_step", np.uint32)])
 """The host side of ``struct Fp8Block``."""
