@@ -166,23 +166,24 @@ def build_libraries(sources: Path, target: Target, levels: Sequence[str], output
     try:
         output.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".build-", dir=output) as scratch, ThreadPoolExecutor() as pool:
-            unit = Path(scratch) / "kernels.cpp"
-            unit.write_text("".join(f'#include "{p.name}"\n' for p in kernel_files(sources) if p.suffix == ".cu"))
-            return list(pool.map(lambda level: _compile(unit, sources, target, level, output), levels))
+            return list(pool.map(lambda level: _compile(Path(scratch), sources, target, level, output), levels))
     except OSError as error:
         raise BuildError(f"cannot build the kernels in {output}: {error}") from error
 
 
-def _compile(unit: Path, sources: Path, target: Target, level: str, output: Path) -> Path:
+def _compile(scratch: Path, sources: Path, target: Target, level: str, output: Path) -> Path:
+    """One library. zig keeps the objects of files that did not change."""
     system = _SYSTEMS[target.system]
     library = output / target.library_name(level, sources)
-    built = unit.with_name(library.name)
+    built = scratch / library.name
     machine = ("-target", f"{target.arch}-{system.zig_name}", f"-mcpu={'generic' if level == 'aarch64' else level}")
     command = [sys.executable, "-m", "ziglang", "cc", *machine, *FLAGS, *system.flags]
-    command += [f"-I{sources}", str(unit), "-o", str(built)]
-    result = subprocess.run(command, env=_environment(unit.parent), capture_output=True, text=True, check=False)
+    units = [str(path) for path in kernel_files(sources) if path.suffix == ".cu"]
+    command += [*units, "-o", str(built)]
+    result = subprocess.run(command, env=_environment(scratch), capture_output=True, text=True, check=False)
     if result.returncode != 0:
-        raise BuildError(f"the kernels in {sources} do not compile for {level}:\n{result.stderr.strip()}")
+        first = "\n".join(result.stderr.strip().splitlines()[:20])
+        raise BuildError(f"the kernels in {sources} do not compile for {level}:\n{first}")
     built.replace(library)
     return library
 
