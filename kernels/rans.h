@@ -20,7 +20,9 @@ constexpr u32 TABLE_STRIDE = MAX_SYMBOLS + 1;  // cumulative counts 0..4096; sym
 constexpr u32 STATE_WORDS = 1 + LANES;         // of a warp in the state section: number of words, then the lanes' states
 
 // What a stream can be found to be. A warp reports the first thing wrong.
-enum Status : u32 { OK = 0, BAD_TOKENS = 1, BAD_STREAM = 2, BAD_ROWS = 3, BAD_RAW = 4, BAD_VALUE = 5, BAD_TABLES = 6 };
+enum Status : u32 {
+  OK = 0, BAD_TOKENS = 1, BAD_STREAM = 2, BAD_ROWS = 3, BAD_RAW = 4, BAD_VALUE = 5, BAD_TABLES = 6, BAD_ESCAPES = 7
+};
 
 // The lanes' tables side by side: [N + 1][32] cumulative counts. Idle lanes code symbol 0 at no cost.
 template <int N>
@@ -69,10 +71,14 @@ struct RansDecoder {
   METHOD vu16 next(const u16* cumulative) {
     vu16 low, high, slot = narrow(x & (RANS_SCALE - 1));
     vu16 symbol = find_symbol<N>(cumulative, slot, low, high);
-    x = widen(high - low) * (x >> RANS_BITS) + widen(slot - low);
+    advance(widen(high - low), widen(slot - low));
+    return symbol;
+  }
+  // The step behind a symbol of that frequency, `offset` above its lower bound.
+  METHOD void advance(vu32 frequency, vu32 offset) {
+    x = frequency * (x >> RANS_BITS) + offset;
     x = pull_words(position, x < RANS_START, x);
     position = position > end ? end + 1 : position;
-    return symbol;
   }
   METHOD bool finished() const { return position == end && ballot((x >> 16) != 1u) == 0; }
   METHOD vu16 rider() const { return narrow(x & 0xffffu); }
@@ -92,10 +98,13 @@ struct RansEncoder {
   METHOD void put(const u16* cumulative, vu16 symbol) {
     vu16 low, high;
     interval_of_symbol<N>(cumulative, symbol, low, high);
-    vu32 frequency = widen(high - low);
+    put(widen(low), widen(high - low));
+  }
+  // A symbol by its lower bound and frequency.
+  METHOD void put(vu32 low, vu32 frequency) {
     x = push_words(position, (x >> 20) >= frequency, x);
     vu32 quotient = divide(x, frequency);
-    x = (quotient << RANS_BITS) + (x - quotient * frequency) + widen(low);
+    x = (quotient << RANS_BITS) + (x - quotient * frequency) + low;
   }
 };
 

@@ -28,7 +28,7 @@ class Raw(Codec):
 
     def encode(self, batch: Batch, device: Device) -> list[Encoded]:
         arrays = iter(batch.arrays)
-        return [Encoded({"DATA": self._joined([next(arrays) for _ in block.planes], device)}) for block in batch.blocks]
+        return [Encoded({"DATA": joined([next(arrays) for _ in block.planes], device)}) for block in batch.blocks]
 
     def decode(self, batch: Batch, sections: Sequence[Sections], device: Device) -> None:
         arrays = iter(batch.arrays)
@@ -48,10 +48,11 @@ class Raw(Codec):
                 rows[...] = data[start : start + nbytes].view(rows.dtype).reshape(rows.shape)
                 start += nbytes
 
-    @staticmethod
-    def _joined(arrays: list[Array], device: Device) -> Array:
-        flat = [device.xp.ascontiguousarray(as_words(array)).reshape(-1).view("u1") for array in arrays]
-        return flat[0] if len(flat) == 1 else device.xp.concatenate(flat)
+
+def joined(arrays: list[Array], device: Device) -> Array:
+    """The numbers of some planes, token-major, one plane after the other: uint8; no copy of a contiguous plane."""
+    flat = [device.xp.ascontiguousarray(as_words(array)).reshape(-1).view("u1") for array in arrays]
+    return flat[0] if len(flat) == 1 else device.xp.concatenate(flat)
 
 
 def as_words(array: Array) -> Array:

@@ -28,6 +28,7 @@ _FAULTS = {
     4: "the number of raw low bits is wrong",
     5: "a value is out of range",
     6: "the counts of the symbols are wrong",
+    7: "the number of escapes is wrong",
 }
 
 

@@ -40,29 +40,40 @@ def family(symbols: int) -> np.ndarray:
     # The upper edge of a symbol in deviations from the mean, in 1/65536 of a step of the CDF's grid.
     twice_distance = (2 * edge + 1) * (SIDE - 1) - 2 * mean * (symbols - 1)
     z = twice_distance * (CDF_STEPS << 32) // (2 * (SIDE - 1) * deviation)
-    below = _normal_cdf(z)
+    below = normal_cdf(z)
     ends = (
         np.broadcast_to(np.int64(0), (*below.shape[:2], 1)),
         np.broadcast_to(np.int64(1 << CDF_BITS), (*below.shape[:2], 1)),
     )
     mass = np.diff(np.concatenate([ends[0], below, ends[1]], axis=2), axis=2)
-    frequency = (mass * (SCALE - symbols) >> CDF_BITS) + 1
-    # What rounding left over goes to the likeliest symbol, the first of equals.
-    likeliest = np.argmax(frequency, axis=2)[..., None]
-    rest = SCALE - frequency.sum(axis=2, keepdims=True)
-    np.put_along_axis(frequency, likeliest, np.take_along_axis(frequency, likeliest, 2) + rest, 2)
-    tables = np.full((TABLES, MAX_SYMBOLS + 1), SCALE, np.uint16)
-    tables[:, 0] = 0
-    tables[:, 1 : symbols + 1] = np.cumsum(frequency, axis=2).reshape(TABLES, symbols)
-    tables.flags.writeable = False
-    return tables
+    return cumulative(mass.reshape(TABLES, symbols))
 
 
 @cache
 def costs(symbols: int) -> np.ndarray:
     """What each symbol costs under each table, in 1/256 bits: uint16 ``[4096, 32]``; 0 beyond the alphabet."""
-    frequency = np.diff(family(symbols).astype(np.int64), axis=1)
-    cost = np.where(frequency > 0, SCALE_BITS * 256 - _log2(np.maximum(frequency, 1)), 0).astype(np.uint16)
+    return costs_of(family(symbols))
+
+
+def cumulative(mass: np.ndarray) -> np.ndarray:
+    """Tables ``[n, 33]`` from the masses of symbols ``[n, symbols]``, int64 in 2^-CDF_BITS, which sum to 1."""
+    symbols = mass.shape[1]
+    frequency = (mass * (SCALE - symbols) >> CDF_BITS) + 1
+    # What rounding left over goes to the likeliest symbol, the first of equals.
+    likeliest = np.argmax(frequency, axis=1)[:, None]
+    rest = SCALE - frequency.sum(axis=1, keepdims=True)
+    np.put_along_axis(frequency, likeliest, np.take_along_axis(frequency, likeliest, 1) + rest, 1)
+    tables = np.full((len(mass), MAX_SYMBOLS + 1), SCALE, np.uint16)
+    tables[:, 0] = 0
+    tables[:, 1 : symbols + 1] = np.cumsum(frequency, axis=1)
+    tables.flags.writeable = False
+    return tables
+
+
+def costs_of(tables: np.ndarray) -> np.ndarray:
+    """What each symbol costs under each of ``tables`` ``[n, 33]``, in 1/256 bits: uint16 ``[n, 32]``."""
+    frequency: np.ndarray = np.diff(tables.astype(np.int64), axis=1)
+    cost: np.ndarray = np.where(frequency > 0, SCALE_BITS * 256 - log2(np.maximum(frequency, 1)), 0).astype(np.uint16)
     cost.flags.writeable = False
     return cost
 
@@ -78,7 +89,7 @@ def variance_thresholds() -> np.ndarray:
     return (deviation[:-1] * deviation[1:] // 2**20 + 4096 // 12).astype(np.uint32)
 
 
-def _normal_cdf(z: np.ndarray) -> np.ndarray:
+def normal_cdf(z: np.ndarray) -> np.ndarray:
     """The normal distribution by linear interpolation of the committed table; z in 1/65536 steps, result in
     2^-CDF_BITS.
     """
@@ -86,11 +97,11 @@ def _normal_cdf(z: np.ndarray) -> np.ndarray:
     limit = (len(CDF) - 1) << 16
     magnitude = np.minimum(np.abs(z), limit - 1)
     step, part = magnitude >> 16, magnitude & 0xFFFF
-    upper = table[step] + ((table[step + 1] - table[step]) * part >> 16)
-    return np.where(z < 0, (1 << CDF_BITS) - upper, upper)
+    upper: np.ndarray = table[step] + ((table[step + 1] - table[step]) * part >> 16)
+    return np.asarray(np.where(z < 0, (1 << CDF_BITS) - upper, upper))
 
 
-def _log2(x: np.ndarray) -> np.ndarray:
+def log2(x: np.ndarray) -> np.ndarray:
     """log2 of positive integers below 2^31, in 1/256, rounded down: the bit length, then one squaring per binary
     place.
     """
