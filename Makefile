@@ -1,6 +1,6 @@
 # The two commands of the README (demo, test) and the developers' habits. `make setup` fetches what the others need into .venv.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check fmt bench gpu-check wheels clean
+.PHONY: help setup demo test lint check fmt bench fuzz gpu-check wheels clean
 
 # The first of these that is a Python 3.11 to 3.13; PYTHON=... chooses another.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -42,6 +42,9 @@ fmt: setup ## Format the code and mend what ruff can.
 
 bench: setup ## Measure kvzip beside its peers on inputs of its own making.
 	$(BIN)/python -m benchmarks
+
+fuzz: setup ## Fuzz every reader and decoder until something is found or Ctrl-C; see fuzz/README.md.
+	$(BIN)/python -m fuzz
 
 gpu-check: ## On a machine with a GPU and CuPy: equal bytes, damaged input, speed. Nothing is installed or fetched.
 	$(GPU_PYTHON) -m tools.gpu_check

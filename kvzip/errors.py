@@ -4,6 +4,9 @@ A message names the file or tensor, what was expected and what was found, and ho
 changes once released: scripts may match on it.
 """
 
+LONGEST = 2000
+"""Characters of a message: names and shapes in a hostile file may have any length."""
+
 
 class KvzipError(Exception):
     """Base of all errors that kvzip raises on purpose.
@@ -17,6 +20,8 @@ class KvzipError(Exception):
     default_code = "error"
 
     def __init__(self, message: str, *, code: str | None = None) -> None:
+        if len(message) > LONGEST:
+            message = f"{message[: LONGEST // 2]} [...] {message[-LONGEST // 2 :]}"
         super().__init__(message)
         self.code = code or self.default_code
 

@@ -55,6 +55,15 @@ def test_every_truncation_gives_the_longest_prefix() -> None:
             assert all(found.prefix(plane) == max(stops, default=0) for plane in group)
 
 
+@pytest.mark.parametrize("lost", range(1, 17))
+def test_a_file_that_lost_its_first_bytes_is_recovered(lost: int) -> None:
+    """The header still begins with its type; the prologue before it may be cut anywhere, or be gone."""
+    (found,) = recover(io.BytesIO(sample()[lost:]))
+    assert found.complete
+    assert found.damage
+    assert _content(found) == content(header())
+
+
 def test_every_damaged_byte_costs_one_frame_at_most() -> None:
     data = sample()
     intact = content(header())

@@ -95,7 +95,7 @@ def load_codec(name: str, config: Mapping[str, Any]) -> Codec:
         ) from error
     try:
         return cls.from_config(config)
-    except (UsageError, TypeError, ValueError, KeyError) as error:
+    except (UsageError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CorruptError(
             f"the header's configuration of codec {name!r} is invalid: {error}", code="codec-config"
         ) from error
@@ -143,5 +143,8 @@ def _build(cls: type[Codec], options: Mapping[str, Any]) -> Codec:
                 )
     try:
         return cls(**options)
+    except UsageError as error:
+        error.code = "codec-option" if error.code == UsageError.default_code else error.code
+        raise
     except (TypeError, ValueError) as error:
         raise UsageError(f"codec {cls.name!r}: {error}", code="codec-option") from error

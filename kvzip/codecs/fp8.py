@@ -47,9 +47,9 @@ class Fp8(Codec):
 
     def __init__(self, *, dtype: str = "float8_e4m3fn", scale: str = "none", saturate: bool | None = None) -> None:
         if dtype not in LARGEST:
-            raise UsageError(f"fp8: dtype must be one of {', '.join(LARGEST)}, got {dtype!r}")
+            raise UsageError(f"fp8: dtype must be one of {', '.join(LARGEST)}, got {dtype!r}", code="codec-option")
         if scale not in SCALES:
-            raise UsageError(f"fp8: scale must be one of {', '.join(SCALES)}, got {scale!r}")
+            raise UsageError(f"fp8: scale must be one of {', '.join(SCALES)}, got {scale!r}", code="codec-option")
         self.dtype = dtype
         self.scale = scale
         self.saturate = dtype == "float8_e4m3fn" if saturate is None else saturate

@@ -37,13 +37,15 @@ def parse(text: str, option: str) -> list[Run]:
             part = f"0-:{part}"
         match = _RUN.fullmatch(part)
         if not match:
-            raise UsageError(f"{option}: cannot read {part!r}; write FIRST-LAST:BINS, such as 0-9:32,10-:16")
+            raise UsageError(
+                f"{option}: cannot read {part!r}; write FIRST-LAST:BINS, such as 0-9:32,10-:16", code="codec-option"
+            )
         first, dash, last, bins = match.groups()
         stop = int(last) if last else None if dash else int(first)
         if not FEWEST <= int(bins) <= MOST:
-            raise UsageError(f"{option}: {bins} bins in {part!r}; {FEWEST} to {MOST} are possible")
+            raise UsageError(f"{option}: {bins} bins in {part!r}; {FEWEST} to {MOST} are possible", code="codec-option")
         if stop is not None and stop < int(first):
-            raise UsageError(f"{option}: the layers of {part!r} run backwards")
+            raise UsageError(f"{option}: the layers of {part!r} run backwards", code="codec-option")
         runs.append((int(first), stop, int(bins)))
     return runs
 
@@ -62,7 +64,7 @@ def lookup(runs: Iterable[Run], layer: int) -> int:
     for first, last, bins in runs:
         if first <= layer and (last is None or layer <= last):
             return bins
-    raise UsageError(f"no bins are given for layer {layer} in {render(runs)!r}")
+    raise UsageError(f"no bins are given for layer {layer} in {render(runs)!r}", code="codec-option")
 
 
 def resolve(runs: list[Run], layers: int, scale: float, option: str) -> list[Run]:
@@ -71,15 +73,18 @@ def resolve(runs: list[Run], layers: int, scale: float, option: str) -> list[Run
     Raises:
         UsageError: a layer has no bins.
     """
+    # Between two edges nothing changes: a hostile layer number must not be counted up to.
+    edges = {0, *(first for first, _, _ in runs), *(last + 1 for _, last, _ in runs if last is not None)}
+    starts = sorted(edge for edge in edges if edge < max(layers, 1))
     resolved: list[Run] = []
-    for layer in range(max(layers, 1)):
+    for start, stop in zip(starts, [*starts[1:], max(layers, 1)], strict=True):
         try:
-            half = lookup(runs, layer) // 2 - 1
+            half = lookup(runs, start) // 2 - 1
         except UsageError as error:
-            raise UsageError(f"{option}: {error}") from None
+            raise UsageError(f"{option}: {error}", code="codec-option") from None
         bins = 2 * (max(1, round(half * scale)) + 1)
         if resolved and resolved[-1][2] == bins:
-            resolved[-1] = (resolved[-1][0], layer, bins)
+            resolved[-1] = (resolved[-1][0], stop - 1, bins)
         else:
-            resolved.append((layer, layer, bins))
+            resolved.append((start, stop - 1, bins))
     return resolved

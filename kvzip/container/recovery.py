@@ -123,7 +123,7 @@ class _Scan:
         if size.kind == b"HEAD":
             return self._head(position)
         if self.member is None:
-            raise CorruptError("a frame of no member")
+            raise CorruptError("a frame of no member", code="kvz-frame")
         place = position - self.member.reader.base
         seed = 0 if size.kind == b"TAIL" else self.member.reader.seed
         entry = self._entry(place, size) if size.kind == b"DATA" else None
@@ -148,7 +148,8 @@ class _Scan:
         self.member = Recovery(FrameReader(self.source, base, header, seed))
         self.found.append(self.member)
         try:
-            fmt.check_prologue(self.source.read(base, fmt.PROLOGUE.size))
+            start = max(base, 0)  # the file may have lost its first bytes
+            fmt.check_prologue(self.source.read(start, position - start))
         except CorruptError as error:
             self.member.damage.append(str(error))
         return base + end - position

@@ -170,9 +170,9 @@ def names(tensors: Iterable[TensorInfo], limit: int = 3) -> str:
 
 def layers_text(layers: Sequence[int]) -> str:
     """``3, 5-9, 11``."""
-    ordered = sorted(set(layers))
-    starts = [layer for layer in ordered if layer - 1 not in ordered]
-    stops = [layer for layer in ordered if layer + 1 not in ordered]
+    present = set(layers)
+    starts = sorted(layer for layer in present if layer - 1 not in present)
+    stops = sorted(layer for layer in present if layer + 1 not in present)
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, stops, strict=True))
 
 

@@ -21,7 +21,8 @@ KV_DTYPES = frozenset(("float16", "bfloat16", "float32", "float64", "uint8", "in
 """Dtypes of keys and values. uint8 and int8 hold what someone has quantized: they are never reinterpreted."""
 
 MAX_PLANES = 1 << 20
-"""A bound on what a few bytes of a hostile header can inflate to."""
+MAX_EMPTY_PLANES = 1 << 12
+"""Bounds on what a few bytes of a hostile header can inflate to: tensors without data cost their file nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +176,9 @@ def planes_of(tensor: TensorInfo, role: Role | None, first: int) -> Iterator[Pla
     problem = misfit(tensor, role.axes) or _kind_problem(grid, role)
     if problem:
         raise UsageError(f"tensor {tensor} does not fit the layout {spell(role.axes)}: {problem}", code="layout-shape")
-    if first + grid.plane_count > MAX_PLANES:
-        raise UsageError(f"tensor {tensor}: a cache has at most {MAX_PLANES} planes", code="layout-planes")
+    most = MAX_PLANES if tensor.nbytes else MAX_EMPTY_PLANES
+    if first + grid.plane_count > most:
+        raise UsageError(f"tensor {tensor}: a cache has at most {most} planes up to here", code="layout-planes")
     heads = grid.size("H") if "H" in role.axes else role.heads
     if heads < 1 or grid.channels % heads:
         raise UsageError(f"tensor {tensor}: {grid.channels} channels do not make {heads} heads", code="layout-heads")

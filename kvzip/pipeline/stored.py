@@ -45,7 +45,7 @@ class StoredCodecs:
             if list(codec.groups(block.planes)) == [block.planes] and all(map(codec.supports, block.planes)):
                 return codec.bound(block)
             problem = "it makes no such block"
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             problem = str(error)
         raise CorruptError(
             f"{block.planes[0]}, tokens {block.start}:{block.stop} does not fit codec {codec.name!r}: {problem}",

@@ -1,0 +1,1 @@
+"""Fuzzing: any bytes are decoded or refused by name, in bounded time and memory. See README.md."""
