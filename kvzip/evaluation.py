@@ -172,6 +172,29 @@ class LanguageModel:
         self._check_length(tokens + len(ids))
         return np.asarray(torch.log_softmax(self._forward(ids, restored).logits[0].float(), -1).numpy())
 
+    def queries(self, cache: Mapping[str, Any], ids: np.ndarray) -> dict[str, np.ndarray]:
+        """What the tokens ``ids`` that follow a cache ask of it: float32 ``[query_heads, len(ids), head_dim]`` by name.
+
+        The names are ``layers.{i}.query``; the queries are those after RoPE that meet the keys. Raises as
+        :meth:`log_probabilities`.
+        """
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        way = self.model.config._attn_implementation
+        attend = ALL_ATTENTION_FUNCTIONS[way]
+        found: dict[str, np.ndarray] = {}
+
+        def record(module: Any, query: Any, *arguments: Any, **options: Any) -> Any:
+            found[f"layers.{module.layer_idx}.query"] = query[0].float().numpy().copy()
+            return attend(module, query, *arguments, **options)
+
+        ALL_ATTENTION_FUNCTIONS[way] = record  # for this process only, above what all models share
+        try:
+            self.log_probabilities(cache, ids)
+        finally:
+            ALL_ATTENTION_FUNCTIONS[way] = attend
+        return found
+
     def _forward(self, ids: np.ndarray, cache: Any) -> Any:
         import torch
 

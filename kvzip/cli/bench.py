@@ -3,140 +3,298 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvzip.cli import options, text
+from kvzip.cli.failures import Stopped
 from kvzip.cli.items import for_each
+from kvzip.cli.progress import ProgressStyle
+from kvzip.errors import KvzipError, UsageError
 
 if TYPE_CHECKING:
-    from kvzip.bench import Row, Sample
-    from kvzip.codecs.base import Codec
-    from kvzip.pipeline import PlaneErrors
+    import numpy as np
 
-SCHEMA = "kvzip-bench/1"
+    from kvzip.bench import Judge, Link, Row, Sample, Step
+    from kvzip.evaluation import LanguageModel
 
 Codecs = Annotated[
     list[str] | None,
-    typer.Option("--codec", metavar="NAME[:OPT=VAL,...]", help="Measure this one; may be repeated. Else all known."),
-]
+    typer.Option(
+        "--codec", "--codecs", metavar="NAME[:OPT=VAL,...],...",
+        help="Measure these; may be repeated. Else presets and levels of all, and the peers that are installed.",
+    ),
+]  # fmt: skip
 Seconds = Annotated[
-    float, typer.Option("--seconds", metavar="S", min=0, help="How long to repeat each measurement, at least 3 times.")
+    float | None,
+    typer.Option("--seconds", metavar="S", min=0, help="Repeat each measurement so long, at least 3 times [0.3]."),
 ]
+Quick = Annotated[bool, typer.Option("--quick", help="Defaults of each codec only, shorter runs, at most 64 MB.")]
+Links = Annotated[
+    list[str] | None,
+    typer.Option("--link", metavar="SPEED,...", help="Load times over 25gbit, 3GB, nvme, pcie5...; else over several."),
+]
+QueryFile = Annotated[
+    str | None,
+    typer.Option("--queries", metavar="FILE", help="Real queries: layers.{i}.query, [heads, queries, head_dim]."),
+]
+Model = Annotated[
+    str | None,
+    typer.Option("--model", metavar="DIR_OR_GGUF", help="Ask this model what the errors do to its predictions."),
+]
+Text = Annotated[
+    str | None,
+    typer.Option("--text", metavar="FILE", help="With --model: the text to make a cache of, in place of FILE."),
+]
+Prefix = Annotated[
+    int, typer.Option("--prefix", metavar="N", min=2, help="With --text: how many of its tokens become the cache.")
+]
+Plot = Annotated[
+    str | None, typer.Option("--plot", metavar="PNG", help="Draw rate against distortion, and errors by layer.")
+]
+
+QUICK_BYTES, QUICK_SECONDS = 64 << 20, 0.1
 
 
 def bench(
     files: options.Files = None,
     codec: Codecs = None,
-    seconds: Seconds = 0.5,
+    quick: Quick = False,
+    seconds: Seconds = None,
+    link: Links = None,
+    queries: QueryFile = None,
+    model: Model = None,
+    text_file: Text = None,
+    prefix: Prefix = 1024,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    plot: Plot = None,
+    force: options.Force = False,
     layout: options.LayoutName = None,
     heads: options.Heads = None,
     head_dim: options.HeadDim = None,
     threads: options.Threads = None,
     device: options.DeviceName = "auto",
+    style: options.Progress = ProgressStyle.AUTO,
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Measure codecs on the keys and values of a cache: size, speed and errors.
+    """Which codec for this cache, at which quality, over which link? Measures all of them.
 
     Sizes are those of whole .kvz files, with all side information. Speeds are medians in GB/s of uncompressed numbers,
-    in memory, without reading and writing. Errors are |x - y| / |x| of a layer, after decoding.
+    in memory, with the spread of the middle half of the runs. Errors are |x - y| / |x|, means over the layers (-v: the
+    worst): of keys, of values, and of what attention makes of them. Ctrl-C shows what is done so far.
 
     \b
     Examples:
       kvzip bench kv.safetensors
-      kvzip bench kv.safetensors --codec cachegen --codec cachegen:level=3 --codec fp8:scale=head -T 1
+      kvzip bench kv.safetensors --codecs cachegen,cachegen:level=3,fp8:scale=head -T 1
+      kvzip bench kv.safetensors --link 25gbit --plot rates.png
+      kvzip bench --model model.gguf --text prose.txt
     """
-    job = options.Job.of(quiet, verbose, device=device, threads=threads)
+    job = options.Job.of(quiet, verbose, style, device, threads)
+    inputs = _inputs(files, model, text_file, queries)
+    if as_json and as_csv:
+        raise UsageError("--json and --csv contradict each other", code="two-formats")
+    if plot is not None:
+        _check_plot(plot, inputs, force)
+    default = QUICK_SECONDS if quick else None
 
     def work(name: str) -> None:
-        from kvzip.bench import copy_speed, load, measure
-        from kvzip.layouts import map_cache
-        from kvzip.tensorfile import open_tensors
+        from kvzip.bench import candidates, installed_peers, links, plan
+        from kvzip.bench.measure import SECONDS
 
-        candidates = _codecs(codec)
-        with options.open_input(name) as (file, _), open_tensors(name if file is None else file) as source:
-            cache_map = map_cache(source, layout, heads, head_dim)
-            sample = load(source, cache_map)
-        whole = max(plane.tokens for plane in cache_map.planes if plane.kind != "bytes")
-        if sample.tokens < whole:
-            job.messages.notice(f"{text.called(name)}: measured on the first {sample.tokens} of {whole} tokens")
-        rows = [(spec, measure(sample, candidate, job.device, seconds)) for spec, candidate in candidates]
-        if as_json:
-            print(json.dumps(_json(name, str(job.device), sample, rows)))
-            return
-        print(
-            f"{text.plain(text.called(name))}: {text.size(sample.nbytes)} of keys and values, {sample.tokens} tokens; "
-            f"{job.device}; a copy: {copy_speed(sample):.1f} GB/s\n{_table(rows)}"
+        ways, chosen = links(link), candidates(codec, quick)
+        language_model = _load_model(model, text_file, job)
+        subject = (
+            _subject_of_text(language_model, text_file, prefix)
+            if language_model and text_file
+            else _subject_of_file(job, name, (layout, heads, head_dim), quick)
         )
+        judge = _judge(subject, language_model, queries)
+        peers, missing = ([], []) if codec else installed_peers(subject.sample, job.device, quick)
+        steps = plan(
+            subject.sample, chosen, peers, job.device, judge,
+            next(s for s in (seconds, default, SECONDS) if s is not None), job.messages.notice,
+        )  # fmt: skip
+        with _until_stopped() as stopped:
+            rows: list[Row] = []
+            _run(job, subject, steps, rows, forgiving=codec is None)
+        report = Report(subject, str(job.device), judge, ways, rows, len(steps), missing)
+        _show(report, as_json, as_csv, job.messages.verbose)
+        if plot is not None and rows:
+            _draw(report, plot, force)
+        if stopped:
+            raise stopped[0]
 
-    for_each(options.inputs_of(files), work, "measured", job.messages)
+    for_each(inputs, work, "measured", job.messages)
 
 
-def _codecs(specs: Sequence[str] | None) -> list[tuple[str, Codec]]:
-    """What to measure, each with the name that a user knows it by."""
-    from kvzip.codecs import available_codecs, get_codec
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: the cache, what people call it, its whole length, and the tokens of its text if known."""
 
-    return [(spec, get_codec(spec)) for spec in specs or available_codecs()]
+    name: str
+    sample: Sample
+    whole: int
+    ids: np.ndarray | None
 
 
-def _table(rows: Sequence[tuple[str, Row]]) -> str:
-    kinds = list(dict.fromkeys(plane.kind for _, row in rows for plane in row.sample.planes))
-    lines: list[tuple[str, ...]] = [
-        (
-            "codec",
-            "ratio",
-            "bits/element",
-            "encode GB/s",
-            "decode GB/s",
-            *(f"{kind} error mean, worst" for kind in kinds),
+@dataclass(frozen=True)
+class Report:
+    """All that was found out about one subject."""
+
+    subject: Subject
+    device: str
+    judge: Judge
+    links: Sequence[Link]
+    rows: Sequence[Row]
+    planned: int
+    missing: Sequence[str]
+
+
+def _inputs(files: list[str] | None, model: str | None, text_file: str | None, queries: str | None) -> list[str]:
+    if text_file is None:
+        return options.inputs_of(files)
+    if model is None:
+        raise UsageError("--text needs --model, to make a cache of it", code="no-model")
+    if files or queries:
+        raise UsageError("--text takes the place of FILE, and the model's queries that of --queries", code="two-inputs")
+    return [text_file]
+
+
+def _check_plot(plot: str, inputs: Sequence[str], force: bool) -> None:
+    """Before anything is measured."""
+    from kvzip.output import check_target
+    from kvzip.plots import check_plot
+
+    if len(inputs) > 1:
+        raise UsageError(f"{len(inputs)} inputs cannot go into one picture; leave out --plot", code="many-to-one")
+    check_plot(plot)
+    check_target(Path(plot), force=force, sources=inputs)
+
+
+def _load_model(model: str | None, text_file: str | None, job: options.Job) -> LanguageModel | None:
+    if model is None:
+        return None
+    from kvzip.evaluation import load_model
+
+    job.messages.detail(f"loading {model}")
+    return load_model(model)
+
+
+def _subject_of_text(model: LanguageModel, text_file: str, prefix: int) -> Subject:
+    from kvzip.bench.model import sample_of_text
+
+    sample, ids = sample_of_text(model, text_file, prefix)
+    return Subject(f"{text_file} ({model.name})", sample, sample.tokens, ids)
+
+
+def _subject_of_file(job: options.Job, name: str, layout: tuple[Any, ...], quick: bool) -> Subject:
+    from kvzip.bench import load
+    from kvzip.bench.sample import MAX_BYTES, token_ids
+    from kvzip.layouts import map_cache
+    from kvzip.tensorfile import open_tensors
+
+    with options.open_input(name) as (file, _), open_tensors(name if file is None else file) as source:
+        cache_map = map_cache(source, *layout)
+        sample = load(source, cache_map, QUICK_BYTES if quick else MAX_BYTES)
+        ids = token_ids(source)
+    whole = max(plane.tokens for plane in cache_map.planes if plane.kind != "bytes")
+    if sample.tokens < whole:
+        job.messages.notice(f"{text.called(name)}: measured on the first {sample.tokens} of {whole} tokens")
+    return Subject(text.called(name), sample, whole, ids)
+
+
+def _judge(subject: Subject, model: LanguageModel | None, queries: str | None) -> Judge:
+    from kvzip.bench import Judge, draw_queries, read_queries
+
+    if model is None:
+        return Judge(read_queries(queries, subject.sample) if queries else draw_queries(subject.sample))
+    from kvzip.bench.model import Continuation
+
+    if subject.ids is None:
+        raise UsageError(
+            f"{subject.name}: --model needs the tokens of the text, and the file has no tensor token_ids; give the text "
+            "itself by --text in place of FILE",
+            code="no-tokens",
         )
-    ]
-    for spec, row in rows:
-        figures = (
-            f"{row.ratio:.3f}",
-            f"{row.bits_per_element:.3f}",
-            f"{row.encode_speed:.2f}",
-            f"{row.decode_speed:.2f}",
-        )
-        lines.append((spec, *figures, *(_errors(row.errors_of(kind)) for kind in kinds)))
-    return text.table(lines, indent="  ")
+    continuation = Continuation(model, subject.sample, subject.ids)
+    found = read_queries(queries, subject.sample) if queries else continuation.queries(subject.sample)
+    return Judge(found, continuation)
 
 
-def _errors(errors: Sequence[PlaneErrors]) -> str:
-    """``mean, worst (layer)`` of some planes."""
-    worst = max(errors, key=lambda error: error.relative)
-    if not worst.relative:
-        return "none"
-    mean = sum(error.relative for error in errors) / len(errors)
-    return f"{text.error(mean)}, {text.error(worst.relative)} ({worst.plane.layer})"
+@contextmanager
+def _until_stopped() -> Iterator[list[BaseException]]:
+    """What ends the body early by a signal is kept for later."""
+    stopped: list[BaseException] = []
+    try:
+        yield stopped
+    except (Stopped, KeyboardInterrupt) as end:
+        stopped.append(end)
 
 
-def _json(name: str, device: str, sample: Sample, rows: Sequence[tuple[str, Row]]) -> dict[str, Any]:
-    from kvzip.quality import to_json
+def _run(job: options.Job, subject: Subject, steps: Sequence[Step], rows: list[Row], forgiving: bool) -> None:
+    """Fill ``rows``. ``forgiving``: a codec that cannot take this cache is told, and left out."""
+    nbytes = subject.sample.nbytes
+    with job.progress("bench", subject.name, lambda: nbytes * len(steps)) as update:
+        for step in steps:
+            job.messages.detail(f"measuring {step.name}")
+            try:
+                rows.append(step.run())
+            except KvzipError as error:
+                if not forgiving:
+                    raise
+                job.messages.notice(f"{step.name} is left out: {error}")
+            update(nbytes)
 
+
+def _show(report: Report, as_json: bool, as_csv: bool, verbose: int) -> None:
+    from kvzip.bench.records import to_csv
+    from kvzip.cli.bench_tables import lines
+
+    if as_json:
+        print(json.dumps(_json(report)))
+    elif as_csv:
+        print(to_csv(report.rows, report.links), end="")
+    else:
+        print(text.plain("\n".join(lines(report, verbose))))
+
+
+def _draw(report: Report, plot: str, force: bool) -> None:
+    from kvzip.output import create_file
+    from kvzip.plots import bench_picture
+
+    sample = report.subject.sample
+    title = f"{Path(report.subject.name).name}: {sample.tokens} tokens, {text.size(sample.nbytes)}"
+    data = bench_picture(report.rows, title, Path(plot).suffix)
+    with create_file(plot, force=force) as file:
+        file.write(data)
+
+
+def _json(report: Report) -> dict[str, Any]:
+    from kvzip.bench.records import SCHEMA, row_record
+
+    sample, judge = report.subject.sample, report.judge
     return {
         "schema": SCHEMA,
-        "file": name,
-        "device": device,
+        "file": report.subject.name,
+        "device": report.device,
         "bytes": sample.nbytes,
         "elements": sample.elements,
         "tokens": sample.tokens,
-        "rows": [
-            {
-                "codec": spec,
-                "config": row.codec.config(),
-                "stored_bytes": row.totals.total,
-                "ratio": row.ratio,
-                "bits_per_element": row.bits_per_element,
-                "encode_gb_per_s": row.encode_speed,
-                "decode_gb_per_s": row.decode_speed,
-                "runs": row.runs,
-                "errors": [to_json(error) for error in row.errors],
-            }
-            for spec, row in rows
-        ],
+        "tokens_of_file": report.subject.whole,
+        "queries": judge.queries.source if judge.queries else None,
+        "model": judge.continuation.model.name if judge.continuation else None,
+        "links": {
+            link.name: {"bytes_per_s": link.speed, "raw_seconds": link.raw_seconds(sample.nbytes)}
+            for link in report.links
+        },
+        "complete": len(report.rows) == report.planned,
+        "rows": [row_record(row, report.links) for row in report.rows],
     }

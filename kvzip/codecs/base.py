@@ -67,6 +67,13 @@ class Codec(ABC):
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         return cls(**config)
 
+    @classmethod
+    def ladder(cls) -> list[str]:
+        """The presets and levels that ``bench`` shows, as the options behind ``name:`` in ``--codec``; the usual one
+        first, ``""`` for the defaults.
+        """
+        return [""]
+
     def bind(self, planes: Sequence[Plane]) -> Self:
         """A codec with every choice that depends on the cache (bins per layer, say) made and fixed in
         :meth:`config`.

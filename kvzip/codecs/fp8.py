@@ -57,6 +57,10 @@ class Fp8(Codec):
     def config(self) -> dict[str, Any]:
         return {"dtype": self.dtype, "scale": self.scale, "saturate": self.saturate}
 
+    @classmethod
+    def ladder(cls) -> list[str]:
+        return ["", "scale=head", "dtype=float8_e5m2"]
+
     def supports(self, plane: Plane) -> bool:
         return plane.dtype in ELEMENT_SUFFIX and plane.kind != "bytes"
 
