@@ -75,7 +75,13 @@ def bytes_picture(member: Inspection, title: str, suffix: str) -> bytes:
     axes.set(title=title, xlabel="layer", ylabel="stored, kB", xlim=(layers[0] - 0.6, layers[-1] + 0.6))
     axes.xaxis.get_major_locator().set_params(integer=True)
     names = [f"{kind}{' (hatched)' if number else ''}" for number, kind in enumerate(kinds)]
-    axes.legend(title=f"left to right: {', '.join(names)}", fontsize=8, title_fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(
+        title=f"left to right: {', '.join(names)}",
+        fontsize=8,
+        title_fontsize=8,
+        loc="center left",
+        bbox_to_anchor=(1, 0.5),
+    )
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
     return _rendered(figure, suffix)
@@ -94,19 +100,24 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 def _rate_distortion(axes: Any, rows: Sequence[Row]) -> None:
     """Bits per element and distortion of each row; what loses nothing stands in a strip at the bottom."""
+    from matplotlib.ticker import ScalarFormatter
+
     with_model = any(row.quality for row in rows)
     lossy = [row for row in rows if row.lossy and 0 < _distortion(row) < math.inf]
     points = [(row.bits_per_element, _distortion(row)) for row in lossy]
     lossless = [row for row in rows if not row.lossy]
-    families = list(dict.fromkeys(row.name.partition(":")[0] for row in rows))
+    families = list(dict.fromkeys(_family(row) for row in rows))
     color = dict(zip(families, _colors(len(families)), strict=True))
-    for family in dict.fromkeys(row.name.partition(":")[0] for row in lossy):
-        own = sorted(point for row, point in zip(lossy, points, strict=True) if row.name.partition(":")[0] == family)
+    for family in dict.fromkeys(_family(row) for row in lossy):
+        own = sorted(point for row, point in zip(lossy, points, strict=True) if _family(row) == family)
         axes.plot(*zip(*own, strict=True), "o-", color=color[family], alpha=0.85, linewidth=0.8, label=family)
     front = [points[number] for number in pareto(points)]
     if front:
-        axes.step(*zip(*front, strict=True), where="post", color="black", linewidth=1, linestyle=":", label="Pareto front")
+        axes.step(
+            *zip(*front, strict=True), where="post", color="black", linewidth=1, linestyle=":", label="Pareto front"
+        )
         axes.set_yscale("log")
+        _plain_log_ticks(axes.yaxis)
     if points and with_model:
         low = [max(y - 1.96 * _kl_error(row), y / 10) for row, (_, y) in zip(lossy, points, strict=True)]
         high = [y + 1.96 * _kl_error(row) for row, (_, y) in zip(lossy, points, strict=True)]
@@ -116,9 +127,15 @@ def _rate_distortion(axes: Any, rows: Sequence[Row]) -> None:
     strip = axes.get_xaxis_transform()
     for number, row in enumerate(sorted(lossless, key=lambda row: row.bits_per_element)):
         x = row.bits_per_element
-        axes.plot([x], [LOSSLESS / 3], "D", color=color[row.name.partition(":")[0]], transform=strip, markersize=4)
+        axes.plot([x], [LOSSLESS / 3], "D", color=color[_family(row)], transform=strip, markersize=4)
         axes.annotate(
-            row.name, (x, LOSSLESS / 3), (0, 6 + 8 * (number % 3)), xycoords=strip, textcoords="offset points", fontsize=6.5, ha="center"
+            row.name,
+            (x, LOSSLESS / 3),
+            (0, 6 + 8 * (number % 3)),
+            xycoords=strip,
+            textcoords="offset points",
+            fontsize=6.5,
+            ha="center",
         )
     if lossless and points:
         low, high = axes.get_ylim()
@@ -126,7 +143,8 @@ def _rate_distortion(axes: Any, rows: Sequence[Row]) -> None:
         axes.text(0.005, 0.02, "lossless", transform=axes.transAxes, fontsize=7, color="gray")
     axes.set_xlabel("bits per element, all side information counted")
     axes.set_ylabel("KL divergence, nats (bars: 95 %)" if with_model else "attention output error, |x - y| / |x|")
-    axes.set_xlim(left=0)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.grid(which="both", alpha=0.2)
     if points:
         axes.legend(fontsize=8, loc="upper right")
@@ -145,11 +163,32 @@ def _heat_map(figure: Any, axes: Any, rows: Sequence[Row]) -> None:
     known = [value for line in cells for value in line if 0 < value < math.inf]
     norm = LogNorm(min(known), max(known)) if known and min(known) < max(known) else None
     image = axes.imshow(cells, aspect="auto", cmap="viridis", norm=norm, interpolation="nearest")
-    axes.set_yticks(range(len(ordered)), [f"{_short(row.name, full=True)}, {row.bits_per_element:.2f} bits" for row in ordered], fontsize=7)
+    axes.set_yticks(
+        range(len(ordered)),
+        [f"{_short(row.name, full=True)}, {row.bits_per_element:.2f} bits" for row in ordered],
+        fontsize=7,
+    )
     step = max(1, len(layers) // 16)
     axes.set_xticks(range(0, len(layers), step), layers[::step])
     axes.set_xlabel("layer")
-    figure.colorbar(image, ax=axes, label="output error", pad=0.01)
+    axes.set_title("attention output error, |x - y| / |x|, by layer", fontsize=9)
+    scale = figure.colorbar(image, ax=axes, pad=0.01)
+    if norm:
+        _plain_log_ticks(scale.ax.yaxis)
+    scale.ax.tick_params(labelsize=7)
+
+
+def _plain_log_ticks(axis: Any) -> None:
+    """1, 2 and 5 of each decade, written out."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _family(row: Row) -> str:
+    return row.name.partition(":")[0].partition(" ")[0]
 
 
 def _distortion(row: Row) -> float:

@@ -51,9 +51,10 @@ class AttentionErrors:
 
 
 def draw_queries(sample: Sample, count: int = COUNT, seed: int = 0) -> Queries:
-    """Normally distributed queries of the mean and covariance of each head's keys, scaled to :data:`LOGIT_SPREAD`.
+    """Normally distributed queries with the covariance of each head's keys, scaled to :data:`LOGIT_SPREAD`.
 
-    Equal caches give equal queries.
+    Equal caches give equal queries. Their mean is zero, not the keys': that would make errors that grow with a key's
+    offset, as those of fp8, weigh twice what they do to SmolLM2's own queries.
     """
     rng = np.random.default_rng(seed)
     arrays: dict[Place, np.ndarray] = {}
@@ -61,14 +62,13 @@ def draw_queries(sample: Sample, count: int = COUNT, seed: int = 0) -> Queries:
         heads = []
         for head in range(key.heads):
             keys = _finite(sample.arrays[key.index][:, head])
-            mean = keys.mean(axis=0)
-            centred = keys - mean
+            centred = keys - keys.mean(axis=0)
             # Mixing the keys themselves needs no square root of their covariance, and takes any number of them.
-            queries = mean + rng.standard_normal((count, len(keys))) @ centred / np.sqrt(len(keys))
+            queries = rng.standard_normal((count, len(keys))) @ centred / np.sqrt(len(keys))
             spread = (queries @ centred.T).std(axis=1, keepdims=True) / np.sqrt(key.head_dim)
             heads.append(queries * (LOGIT_SPREAD / np.where(spread > 0, spread, LOGIT_SPREAD)))
         arrays[place] = np.stack(heads)
-    return Queries("drawn to match the keys' mean and covariance", arrays)
+    return Queries("drawn to match the keys' covariance", arrays)
 
 
 def read_queries(path: str | Path, sample: Sample) -> Queries:
@@ -97,8 +97,8 @@ def share_queries(named: Mapping[str, np.ndarray], sample: Sample, source: str) 
         found = named[name]
         if found.ndim != 3 or not found.size or found.shape[0] % key.heads or found.shape[2] != key.head_dim:
             raise UsageError(
-                f"queries {source}: {name} is {list(found.shape)}; expected [query heads, queries, {key.head_dim}] with "
-                f"a multiple of {key.heads} heads",
+                f"queries {source}: {name} is {list(found.shape)}; expected [query heads, queries, {key.head_dim}] "
+                f"with a multiple of {key.heads} heads",
                 code="query-shape",
             )
         arrays[layer, sequence] = found.astype(np.float64).reshape(key.heads, -1, key.head_dim)
@@ -116,7 +116,7 @@ def attention_errors(sample: Sample, restored: Sequence[np.ndarray], queries: Qu
         sums = np.zeros(4)
         for head, head_queries in enumerate(queries.arrays[layer, sequence]):
             keys, values = (
-                [arrays[plane.index][:, head] for arrays in (sample.arrays, restored)] if plane else None
+                [arrays[plane.index][:, head] for arrays in (sample.arrays, restored)] if plane else []
                 for plane in (key, value)
             )
             sums += _head_sums(head_queries, keys, values)
@@ -137,18 +137,17 @@ def _pairs(sample: Sample) -> Iterator[tuple[Place, Plane, Plane | None]]:
 
 
 def _head_sums(
-    queries: np.ndarray, keys: Sequence[np.ndarray], values: Sequence[np.ndarray] | None
+    queries: np.ndarray, keys: Sequence[np.ndarray], values: Sequence[np.ndarray]
 ) -> tuple[float, float, float, float]:
-    """Squared error and energy of the logits, then of the output, of one head; original first in each pair."""
+    """Squared error and energy of the logits, then of the output, of one head; original first in each pair.
+
+    Without values the output is none, and so is its error.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         logits = [queries @ key.astype(np.float64).T / np.sqrt(queries.shape[1]) for key in keys]
         centred = [each - each.mean(axis=1, keepdims=True) for each in logits]
-        outputs = [np.zeros(1)] * 2
-        if values is not None:
-            outputs = [
-                _softmax(each) @ value.astype(np.float64) for each, value in zip(centred, values, strict=True)
-            ]
-        return (*_error_and_energy(*centred), *_error_and_energy(*outputs))
+        outputs = [_softmax(each) @ value.astype(np.float64) for each, value in zip(centred, values, strict=False)]
+        return (*_error_and_energy(*centred), *(_error_and_energy(*outputs) if outputs else (0.0, 0.0)))
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvzip.bench.measure import SECONDS
+from kvzip.bench.measuring import SECONDS
 from kvzip.bench.rows import Row
 from kvzip.bench.sample import Sample
 from kvzip.bench.timing import timed
@@ -27,8 +27,8 @@ ZIPNN_DTYPES = ("bfloat16", "float16", "float32")
 class Peer(NamedTuple):
     """A compressor of bytes.
 
-    ``compress`` takes what ``prepare`` makes of the host's bytes, ``decompress`` what ``compress`` gave and the original
-    size; ``size`` tells the bytes of what ``compress`` gave, ``restore`` makes host bytes of what ``decompress`` gave.
+    ``compress`` takes what ``prepare`` makes of the host's bytes, ``decompress`` what ``compress`` gave and the
+    original size; ``size`` tells the bytes of what ``compress`` gave, ``restore`` makes host bytes of the result.
     """
 
     name: str
@@ -107,9 +107,7 @@ def _zstd(threads: int, levels: list[int]) -> list[Peer] | None:
 
 def _lz4() -> list[Peer] | None:
     if module := _module("lz4.frame"):
-        return [
-            Peer("lz4", f"lz4 {version('lz4')}", module.compress, lambda packed, size: module.decompress(packed))
-        ]
+        return [Peer("lz4", f"lz4 {version('lz4')}", module.compress, lambda packed, size: module.decompress(packed))]
     if program := shutil.which("lz4"):
         return [_command("lz4", program)]
     return None
@@ -119,9 +117,9 @@ def _command(name: str, program: str, *options: str) -> Peer:
     """A peer that is a program: pipes and its start-up are in its times."""
 
     def run(*arguments: str) -> Callable[[bytes], bytes]:
-        return lambda data: subprocess.run(
-            [program, *arguments, "-c"], input=data, capture_output=True, check=True
-        ).stdout
+        return lambda data: (
+            subprocess.run([program, *arguments, "-c"], input=data, capture_output=True, check=True).stdout
+        )
 
     decompress = run("-d")
     return Peer(f"{name} (command)", program, run(*options), lambda packed, _: decompress(packed))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from kvzip.bench.links import Link, pays_below
+from kvzip.bench.breakeven import Link, pays_below
 from kvzip.bench.rows import Row
 from kvzip.bench.timing import Timing
 from kvzip.quality import to_json as plane_error
@@ -17,7 +17,19 @@ from kvzip.quality import to_json as plane_error
 SCHEMA = "kvzip-bench/1"
 """Names the JSON's shape; the number rises when a key changes its meaning or goes away."""
 
-NESTED = ("config", "encode_seconds", "decode_seconds", "copies", "load_seconds", "mean_errors", "errors", "attention", "model")
+NESTED = frozenset(
+    (
+        "config",
+        "encode_seconds",
+        "decode_seconds",
+        "copies",
+        "load_seconds",
+        "mean_errors",
+        "errors",
+        "attention",
+        "model",
+    )
+)
 
 
 def row_record(row: Row, links: Sequence[Link]) -> dict[str, Any]:

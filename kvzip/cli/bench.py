@@ -102,12 +102,12 @@ def bench(
     if as_json and as_csv:
         raise UsageError("--json and --csv contradict each other", code="two-formats")
     if plot is not None:
-        _check_plot(plot, inputs, force)
+        options.check_plot(plot, inputs, force)
     default = QUICK_SECONDS if quick else None
 
     def work(name: str) -> None:
         from kvzip.bench import candidates, installed_peers, links, plan
-        from kvzip.bench.measure import SECONDS
+        from kvzip.bench.measuring import SECONDS
 
         ways, chosen = links(link), candidates(codec, quick)
         language_model = _load_model(model, text_file, job)
@@ -168,17 +168,6 @@ def _inputs(files: list[str] | None, model: str | None, text_file: str | None, q
     return [text_file]
 
 
-def _check_plot(plot: str, inputs: Sequence[str], force: bool) -> None:
-    """Before anything is measured."""
-    from kvzip.output import check_target
-    from kvzip.plots import check_plot
-
-    if len(inputs) > 1:
-        raise UsageError(f"{len(inputs)} inputs cannot go into one picture; leave out --plot", code="many-to-one")
-    check_plot(plot)
-    check_target(Path(plot), force=force, sources=inputs)
-
-
 def _load_model(model: str | None, text_file: str | None, job: options.Job) -> LanguageModel | None:
     if model is None:
         return None
@@ -220,8 +209,8 @@ def _judge(subject: Subject, model: LanguageModel | None, queries: str | None) -
 
     if subject.ids is None:
         raise UsageError(
-            f"{subject.name}: --model needs the tokens of the text, and the file has no tensor token_ids; give the text "
-            "itself by --text in place of FILE",
+            f"{subject.name}: --model needs the tokens of the text, and the file has no tensor token_ids; give the "
+            "text itself by --text in place of FILE",
             code="no-tokens",
         )
     continuation = Continuation(model, subject.sample, subject.ids)

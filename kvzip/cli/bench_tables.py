@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 def lines(report: Report, verbose: int) -> Iterator[str]:
     """Everything about one cache; with ``verbose`` the worst layers, too."""
     sample, judge = report.subject.sample, report.judge
-    yield f"{report.subject.name}: {text.size(sample.nbytes)} of keys and values, {sample.tokens} tokens; {report.device}"
+    size = f"{text.size(sample.nbytes)} of keys and values, {sample.tokens} tokens"
+    yield f"{report.subject.name}: {size}; {report.device}"
     if not report.rows:
         yield "  nothing was measured"
         return
@@ -28,7 +29,7 @@ def lines(report: Report, verbose: int) -> Iterator[str]:
     if judge.continuation:
         quality = next((row.quality for row in report.rows if row.quality), None)
         positions = quality.positions if quality else 0
-        yield f"  KL, top-1, perplexity: of {judge.continuation.model.name} at {positions} positions, +- 95 % confidence"
+        yield f"  KL, top-1, perplexity: {judge.continuation.model.name} at {positions} positions, ±: 95 % confidence"
     yield ""
     yield loads(report.rows, report.links)
     if verbose:
@@ -81,7 +82,7 @@ def rates(rows: Sequence[Row]) -> str:
 
 def loads(rows: Sequence[Row], links: Sequence[Link]) -> str:
     """How long the cache takes to come over each link and be decoded, and where that stops to pay."""
-    from kvzip.bench.links import pays_below
+    from kvzip.bench.breakeven import pays_below
 
     nbytes = rows[0].sample.nbytes
     table = [("load time, ms", *(f"{link.name}  " for link in links), "pays below")]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvzip.cli import options, text
+from kvzip.cli.errors import FailAbove, judge, layer_table
 from kvzip.cli.items import check_targets, compressed_name, for_each, remove_source
 from kvzip.cli.messages import Messages
 from kvzip.cli.progress import ProgressStyle
@@ -34,6 +35,8 @@ BlockTokens = Annotated[
     int, typer.Option("--block-tokens", metavar="N", min=1, help="Tokens in a block, the unit of random access.")
 ]
 
+ShowErrors = Annotated[bool, typer.Option("--report", help="Show the errors of every layer.")]
+
 
 def compress(
     files: options.Files = None,
@@ -52,6 +55,8 @@ def compress(
     force: options.Force = False,
     keep: options.Keep = False,
     remove: options.Remove = False,
+    show_errors: ShowErrors = False,
+    fail_above: FailAbove = None,
     sync: options.Sync = False,
     threads: options.Threads = None,
     device: options.DeviceName = "auto",
@@ -66,6 +71,7 @@ def compress(
       kvzip compress kv.safetensors
       kvzip compress kv.safetensors --codec fp8:scale=head -o small.kvz
       kvzip compress kv.safetensors --level 7 --sinks 4
+      kvzip compress kv.safetensors --report --fail-above 0.3
       kvzip compress cache.safetensors --layout L,kv,T,H,D
       cat kv.safetensors | kvzip compress --codec raw > kv.kvz
     """
@@ -88,9 +94,10 @@ def compress(
                 block_tokens=block_tokens, force=force, sync=sync or remove,
                 notice=job.messages.notice, progress=update, **codec_options,
             )  # fmt: skip
+        _tell(job.messages, name, where, codec, report, time.perf_counter() - begin, show_errors)
+        judge(text.called(name), report.errors, fail_above)
         if before is not None:
             remove_source(name, before, lambda: _read_back(where))
-        _tell(job.messages, name, where, codec, report, time.perf_counter() - begin)
 
     for_each(inputs, work, "compressed", job.messages)
 
@@ -107,7 +114,9 @@ def _read_back(target: str) -> None:
         verify_members(file, target, device=get_device("cpu"))
 
 
-def _tell(messages: Messages, name: str, target: str, codec: str, report: Report, seconds: float) -> None:
+def _tell(
+    messages: Messages, name: str, target: str, codec: str, report: Report, seconds: float, show_errors: bool
+) -> None:
     from kvzip.quality import to_json, worst
 
     original, stored = text.size(report.original_bytes), text.size(report.stored_bytes)
@@ -124,4 +133,8 @@ def _tell(messages: Messages, name: str, target: str, codec: str, report: Report
         stored_bytes=report.stored_bytes,
         seconds=round(seconds, 6),
         worst_errors=[to_json(error) for error in found.values()],
+        **({"errors": [to_json(error) for error in report.errors]} if show_errors else {}),
     )
+    if show_errors and not messages.as_json:
+        table = layer_table(report.errors) if report.errors else "  nothing was lost"
+        messages.result(f"relative errors |x - y| / |x|, as recorded by the codec:\n{table}")

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from kvzip.cli import options, text
 from kvzip.cli.items import for_each
+from kvzip.errors import UsageError
 
 if TYPE_CHECKING:
     from kvzip.cache import Plane
     from kvzip.inspection import Inspection, PlaneError
     from kvzip.layouts import CacheMap
 
+Plot = Annotated[str | None, typer.Option("--plot", metavar="PNG", help="Draw the bytes of a .kvz, layer by layer.")]
+
 
 def inspect(
     files: options.Files = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with -v each section's place too.")] = False,
+    plot: Plot = None,
+    force: options.Force = False,
     layout: options.LayoutName = None,
     heads: options.Heads = None,
     head_dim: options.HeadDim = None,
@@ -35,8 +41,12 @@ def inspect(
       kvzip inspect kv.safetensors.kvz
       kvzip inspect --json kv.safetensors.kvz | jq .members[0].channel_specs
       kvzip inspect kv.safetensors
+      kvzip inspect --plot bytes.png kv.safetensors.kvz
     """
     messages = options.Job.of(quiet, verbose).messages
+    inputs = options.inputs_of(files)
+    if plot is not None:
+        options.check_plot(plot, inputs, force)
 
     def show(name: str) -> None:
         from kvzip.inspection import is_kvz
@@ -44,12 +54,29 @@ def inspect(
         with options.open_input(name) as (file, called):
             if file is not None and is_kvz(file, called):
                 _show_kvz(file, called, as_json, messages.verbose)
+                if plot is not None:
+                    _draw(file, called, plot, force)
+            elif plot is not None:
+                raise UsageError(f"{called} is no .kvz: --plot draws what is compressed", code="not-kvz")
             else:
                 _show_source(
                     name if file is None else file, called, as_json, messages.verbose, (layout, heads, head_dim)
                 )
 
-    for_each(options.inputs_of(files), show, "shown", messages)
+    for_each(inputs, show, "shown", messages)
+
+
+def _draw(file: BinaryIO, name: str, plot: str, force: bool) -> None:
+    from kvzip.inspection import members_of
+    from kvzip.output import create_file
+    from kvzip.plots import bytes_picture
+
+    if not file.seekable():
+        raise UsageError("a pipe tells no bytes by layer: save it to a file for --plot", code="pipe")
+    member = next(iter(members_of(file, name)))
+    title = f"{Path(name).name}: {_sizes(member)}"
+    with create_file(plot, force=force, sources=[name]) as sink:
+        sink.write(bytes_picture(member, title, Path(plot).suffix))
 
 
 def _show_kvz(file: BinaryIO, name: str, as_json: bool, verbose: int) -> None:

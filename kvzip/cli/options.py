@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -156,3 +156,14 @@ def restored_size(name: str, layers: Span = None, tokens: Span = None) -> int | 
             return sum(tensor.nbytes for tensor in selection.tensors)
     except (KvzipError, OSError):
         return None
+
+
+def check_plot(plot: str, inputs: Sequence[str], force: bool) -> None:
+    """Refuse a picture that cannot be drawn or written, before any work is done."""
+    from kvzip.output import check_target
+    from kvzip.plots import check_plot
+
+    if len(inputs) > 1:
+        raise UsageError(f"{len(inputs)} inputs cannot go into one picture; leave out --plot", code="many-to-one")
+    check_plot(plot)
+    check_target(Path(plot), force=force, sources=inputs)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvzip.cli import options, text
+from kvzip.cli.errors import FailAbove, judge
 from kvzip.cli.items import for_each
 from kvzip.cli.messages import Messages
 from kvzip.cli.progress import ProgressStyle
-from kvzip.errors import KvzipError, UsageError
+from kvzip.errors import UsageError
 
 if TYPE_CHECKING:
     from kvzip.pipeline import PlaneErrors
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
 Deep = Annotated[bool, typer.Option("--deep", help="Decode everything, too.")]
 Against = Annotated[
     str | None, typer.Option("--against", metavar="REF", help="Report the errors against this safetensors file.")
-]
-FailAbove = Annotated[
-    float | None,
-    typer.Option("--fail-above", metavar="X", min=0, help="Fail (1) if a layer's relative error is larger."),
 ]
 
 
@@ -62,7 +59,7 @@ def verify(
         if against is not None:
             errors = _compare(job, name, against, member, {"layout": layout, "heads": heads, "head_dim": head_dim})
             _tell_errors(job.messages, name, against, errors)
-            _judge(name, errors, fail_above)
+            judge(name, errors, fail_above)
 
     for_each(inputs, work, "sound", job.messages)
 
@@ -124,14 +121,3 @@ def _tell_errors(messages: Messages, name: str, against: str, errors: Sequence[P
         against=against,
         errors=[to_json(error) for error in ordered],
     )
-
-
-def _judge(name: str, errors: Sequence[PlaneErrors], limit: float | None) -> None:
-    bad = [error for error in errors if limit is not None and not error.relative <= limit]
-    if bad:
-        most = max(bad, key=lambda error: error.relative)
-        raise KvzipError(
-            f"{name}: {len(bad)} of {len(errors)} planes have a relative error above {limit:g}; the worst is "
-            f"{text.plane(most.plane)} with {text.error(most.relative)}",
-            code="error-above",
-        )

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from kvzip.bench.candidates import Candidate
-from kvzip.bench.measure import Judge, measure
+from kvzip.bench.ladder import Candidate
+from kvzip.bench.measuring import Judge, measure
 from kvzip.bench.peers import Peer, copying, measure_peer
 from kvzip.bench.rows import Row
 from kvzip.bench.sample import Sample
