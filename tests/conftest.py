@@ -20,6 +20,9 @@ CPU_LEVELS = runnable_levels(Target.host())
 DEVICES = [*CPU_LEVELS, *(["cuda"] if driver_version() is not None else [])]
 OFTEN, SELDOM = (["emulated", "ptx-sm_90"], ["ptx-sm_80", "ptx-sm_100", "cuda-emulated"]) if LINUX else ([], [])
 
+LONG = 1000
+"""Tokens."""
+
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests of a device run on the CPU's levels, on a GPU, and in the emulator: on all its kinds if the name says
@@ -28,6 +31,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "device" in metafunc.fixturenames:
         names = DEVICES + OFTEN + (SELDOM if "every_device" in metafunc.function.__name__ else [])
         metafunc.parametrize("device", names, indirect=True, scope="session")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest planes take seconds in the emulator: there they run on the devices that run everything."""
+    params = {item: item.callspec.params for item in items if hasattr(item, "callspec")}
+    long = {item for item, found in params.items() if "geometry" in found and found["geometry"][0] > LONG}
+    dropped = {item for item in long if params[item].get("device") in SELDOM}
+    items[:] = [item for item in items if item not in dropped]
+    config.hook.pytest_deselected(items=list(dropped))
 
 
 @pytest.fixture(scope="session")
