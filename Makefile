@@ -1,6 +1,6 @@
 # The two commands of the README (demo, test) and the developers' habits. `make setup` fetches what the others need into .venv.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check fmt bench fuzz gpu-check wheels clean
+.PHONY: help setup demo test lint check fmt bench results fuzz gpu-check wheels clean
 
 # The first of these that is a Python 3.11 to 3.13; PYTHON=... chooses another.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -9,6 +9,8 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 GPU_PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# The Python that has the extra eval, for `make results` with a model.
+EVAL_PYTHON ?= $(BIN)/python
 STAMP := $(VENV)/.setup-done
 TARGETS := x86_64-linux aarch64-linux aarch64-macos x86_64-windows
 
@@ -45,6 +47,10 @@ bench: setup ## Measure kvzip beside its peers on inputs of its own making.
 
 fuzz: setup ## Fuzz every reader and decoder until something is found or Ctrl-C; see fuzz/README.md.
 	$(BIN)/python -m fuzz
+
+# CACHES='a.safetensors b.safetensors' names the real caches, MODEL=model.gguf a model that they are of (extra eval).
+results: setup ## Measure all codecs on real caches and write docs/results.md.
+	$(EVAL_PYTHON) -m benchmarks.results $(CACHES) $(if $(MODEL),--model $(MODEL))
 
 gpu-check: ## On a machine with a GPU and CuPy: equal bytes, damaged input, speed. Nothing is installed or fetched.
 	$(GPU_PYTHON) -m tools.gpu_check

@@ -27,6 +27,9 @@ from safetensors.torch import load_file, save_file
 from kvzip.errors import KvzipError, UsageError
 from kvzip.evaluation import Quality, compare, load_model
 
+QUERIES = 16
+"""Tokens after the cache whose queries are written."""
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -48,8 +51,10 @@ def token_count(tensors: dict[str, torch.Tensor], path: Path) -> int:
     return tokens
 
 
-def make(text: Path, output: Path, tokens: int, following: int, dtype: str, model_path: Path | None) -> None:
-    """Prefill the model with the first ``tokens`` tokens of a text and write its cache."""
+def make(
+    text: Path, output: Path, tokens: int, following: int, dtype: str, model_path: Path | None, queries: Path | None
+) -> None:
+    """Prefill the model with the first ``tokens`` tokens of a text and write its cache, and what follows asks of it."""
     model = load_model(model_path)
     ids = model.tokenize(text.read_text(errors="replace"))[: tokens + following + 1]
     if len(ids) < tokens + 2:
@@ -57,6 +62,9 @@ def make(text: Path, output: Path, tokens: int, following: int, dtype: str, mode
     cache = {name: plane.to(DTYPES[dtype]).contiguous() for name, plane in model.prefill(ids[:tokens]).items()}
     metadata = {"model": model.name, "tokens": str(tokens), "rope_theta": str(model.rope_theta)}
     save_file(cache | {"token_ids": torch.from_numpy(ids)}, output, metadata)
+    if queries:
+        asked = model.queries(cache, ids[tokens : tokens + QUERIES])
+        save_file({name: torch.from_numpy(array) for name, array in asked.items()}, queries, metadata)
 
 
 def cut(source: Path, output: Path, tokens: int, following: int) -> None:
@@ -102,6 +110,9 @@ def parser() -> argparse.ArgumentParser:
 
     making = verb("make", "text", "output", following=512, help="prefill a text and write its cache")
     making.add_argument("--tokens", type=int, default=1024)
+    making.add_argument(
+        "--queries", type=Path, help="also write the queries of the tokens that follow, for kvzip bench"
+    )
     making.add_argument("--dtype", choices=DTYPES, default="bf16")
     cutting = verb("cut", "source", "output", following=256, help="the cache of a shorter prompt")
     cutting.add_argument("--tokens", type=int, required=True)
@@ -117,7 +128,7 @@ def main() -> None:
     try:
         match a.verb:
             case "make":
-                make(a.text, a.output, a.tokens, a.following, a.dtype, a.model)
+                make(a.text, a.output, a.tokens, a.following, a.dtype, a.model, a.queries)
             case "cut":
                 cut(a.source, a.output, a.tokens, a.following)
             case "score":

@@ -48,7 +48,9 @@ def split(text: str) -> list[str]:
 def _ladder(name: str, quick: bool) -> Iterator[Candidate]:
     """One codec's rungs. What cannot be built here (a package or a profile is missing) is not in the ladder."""
     try:
-        rungs = codec_class(name).ladder()
+        if (cls := codec_class(name)).name != name:
+            return  # a second name of the same codec
+        rungs = cls.ladder()
         for options in rungs[:1] if quick else rungs:
             spec = f"{name}:{options}" if options else name
             yield Candidate(spec, get_codec(spec))

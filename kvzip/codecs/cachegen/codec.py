@@ -68,6 +68,10 @@ class CacheGen(Codec):
                 config[option] = schedule.render(runs)
         return config
 
+    @classmethod
+    def ladder(cls) -> list[str]:
+        return ["", "level=1", "level=3", "level=7", "level=9", "coder=range"]
+
     def bind(self, planes: Sequence[Plane]) -> Self:
         layers = max((plane.layer for plane in planes), default=-1) + 1
         k_bins, v_bins = self._resolve("key", "k_bins", layers), self._resolve("value", "v_bins", layers)
