@@ -108,6 +108,7 @@ def decompress(  # type: ignore[misc]  # the options of the overloads are the on
     layers: Cut = None,
     tokens: Cut = None,
     member: int | None = None,
+    level: int | None = None,
     like: Like = "numpy",
     device: str | Device = "auto",
     threads: int | None = None,
@@ -125,6 +126,7 @@ def decompress(  # type: ignore[misc]  # the options of the overloads are the on
         layers: which layers, as a range, a slice, a ``(start, stop)`` pair or one number; all if None.
         tokens: which tokens, likewise.
         member: which cache, where several ``.kvz`` have been concatenated.
+        level: which quality, where a file holds several; 0 is the coarsest. The finest if None.
         like: the kind of tensors to return.
         device, threads, force, sync, notice, progress: as for :func:`compress`.
 
@@ -133,6 +135,8 @@ def decompress(  # type: ignore[misc]  # the options of the overloads are the on
         OSError: a file cannot be read or written.
     """
     with open_stored(source, member) as stored:
+        if level is not None:
+            stored.codecs.choose_level(level)
         selection = stored.select(as_range(layers, "layers"), as_range(tokens, "tokens"))
         where = _device(device, threads)
         if target is None:

@@ -20,6 +20,9 @@ Layers = Annotated[
 Tokens = Annotated[
     str | None, typer.Option("--tokens", metavar="A:B", help="Only these tokens; reads only what they need.")
 ]
+Level = Annotated[
+    int | None, typer.Option("--level", metavar="N", min=0, help="Which quality of a file that holds several; from 0.")
+]
 Test = Annotated[bool, typer.Option("-t", "--test", help="Decode, write nothing: as kvzip verify --deep.")]
 
 
@@ -30,6 +33,7 @@ def decompress(
     layers: Layers = None,
     tokens: Tokens = None,
     member: options.Member = None,
+    level: Level = None,
     test: Test = False,
     force: options.Force = False,
     keep: options.Keep = False,
@@ -55,7 +59,7 @@ def decompress(
     job = options.Job.of(quiet, verbose, style, device, threads)
     inputs = options.inputs_of(files)
     cut = {"layers": options.span_of(layers, "--layers"), "tokens": options.span_of(tokens, "--tokens")}
-    if remove and (layers or tokens or test or member is not None):
+    if remove and (layers or tokens or test or member is not None or level is not None):
         raise UsageError("--rm would remove what a part, or a test, does not restore", code="rm-part")
     if test:
         for_each(inputs, lambda name: verify_input(job, name, deep=True), "sound", job.messages)
@@ -71,7 +75,7 @@ def decompress(
         with job.progress("decompress", name, lambda: options.restored_size(name, **cut)) as update:
             report = run(
                 name, where,
-                member=member, device=job.device, force=force, sync=sync or remove,
+                member=member, level=level, device=job.device, force=force, sync=sync or remove,
                 notice=job.messages.notice, progress=update, **cut,
             )  # fmt: skip
         if before is not None:

@@ -80,6 +80,15 @@ class Codec(ABC):
         """
         return self
 
+    @property
+    def quality_levels(self) -> int:
+        """How many qualities its files hold, for a decoder to choose from."""
+        return 1
+
+    def at_level(self, level: int) -> Self:
+        """A codec that decodes at quality ``level``, from 0 for the coarsest to ``quality_levels - 1``."""
+        return self
+
     def supports(self, plane: Plane) -> bool:
         """Whether the codec can take this plane; the others pass through losslessly."""
         return True

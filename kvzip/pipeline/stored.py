@@ -38,6 +38,16 @@ class StoredCodecs:
             self._loaded[number] = load_codec(self._rows[number]["name"], self._rows[number]["config"])
         return self._loaded[number]
 
+    def choose_level(self, level: int) -> None:
+        """Decode at a quality level of the several that a file has. Raises ``UsageError`` for one that it lacks."""
+        codecs = [self[number] for number in range(len(self._rows))]
+        levels = max((codec.quality_levels for codec in codecs), default=1)
+        if not 0 <= level < levels:
+            has = f"quality levels 0 to {levels - 1}" if levels > 1 else "one quality level, 0"
+            raise UsageError(f"the file has {has}, not {level}", code="no-level")
+        for number, codec in enumerate(codecs):
+            self._loaded[number] = codec.at_level(min(level, codec.quality_levels - 1))
+
     def bound(self, number: int, block: Block) -> int:
         """``Codec.bound`` of a frame that is not trusted. Raises ``CorruptError`` if its codec makes no such block."""
         codec = self[number]

@@ -32,7 +32,7 @@ SHAPES = [  # dtype, tokens, heads, head_dim, heads outside tokens in memory
 ]
 
 OPTIONS = {  # besides the defaults of every codec
-    "cachegen": ["level=1", "level=9", "sinks=0", "sinks=40", "coder=range", "coder=range,sinks=40"],
+    "cachegen": ["level=1", "level=9", "sinks=0", "sinks=40", "coder=range", "coder=range,sinks=40", "levels=3"],
     "fp8": ["scale=token", "scale=head", "scale=tensor", "dtype=float8_e5m2", "dtype=float8_e5m2,scale=head"],
 }
 
