@@ -26,6 +26,7 @@ PARTS = {  # name: title, seconds, whether its failure is ours
     "machine": ("Machine", 40, True),
     "equality": ("Equal bytes on cpu and cuda", 90, True),
     "hostile": ("Damaged sections", 60, True),
+    "border": ("Tensors on the GPU", 50, True),
     "kernels": ("Kernels", 60, False),
     "whole": ("One gigabyte", 60, False),
     "casts": ("torch's casts", 30, False),
@@ -102,6 +103,10 @@ def run_part(part: str, index: int, quick: bool) -> int:
         return 1 if equality.equality(Cpu(), Cuda(index)) else 0
     if part == "hostile":
         return 1 if equality.hostile(Cpu(), Cuda(index), 40 if quick else 400) else 0
+    if part == "border":
+        from tools.gpu_check.border import border
+
+        return 1 if border(Cpu(), Cuda(index), quick) else 0
     if part == "memcheck":
         from tools.gpu_check.memcheck import Unpooled
 

@@ -14,10 +14,11 @@ from kvzip.cache import Block, Plane
 from kvzip.codecs import get_codec
 from kvzip.codecs.base import Batch, Codec, Encoded
 from kvzip.devices.cuda import Cuda
+from tools.gpu_check.caches import codec_specs
 
 TOKENS, HEADS, HEAD_DIM = 1024, 8, 128
 PLANE_BYTES = TOKENS * HEADS * HEAD_DIM * 2
-SPECS = ["raw", "fp8", "fp8:scale=token", "cachegen", "cachegen:level=1", "cachegen:level=9"]
+EXTRA = ["fp8:scale=token", "cachegen:level=1", "cachegen:level=9"]
 
 
 class Stopwatch(Cuda):
@@ -43,6 +44,11 @@ class Stopwatch(Cuda):
             found[kernel] += self.xp.cuda.get_elapsed_time(begin, end)
         self.launches.clear()
         return found
+
+
+def specs() -> list[str]:
+    """Every codec with its defaults, and what else is worth a row."""
+    return [spec for spec in codec_specs() if ":" not in spec or spec in EXTRA]
 
 
 def batch_of(planes: int, gpu: Cuda, seed: int = 0) -> Batch:
@@ -92,7 +98,7 @@ def kernels(gpu: Stopwatch, quick: bool) -> None:
     print(f"Device-to-device copy: {copy:.0f} GB/s, read and written.\n")
     print("| codec | batch MB | kernel | ms | GB/s of cache | % of copy |\n|---|--:|---|--:|--:|--:|")
     sizes = (16, 256) if quick else (16, 64, 256, 1024)
-    for spec in SPECS:
+    for spec in specs():
         for megabytes in sizes:
             try:
                 _kernel_rows(gpu, spec, megabytes, copy)
@@ -129,7 +135,7 @@ def whole(gpu: Cuda, quick: bool) -> None:
     print("|---|--:|--:|--:|--:|--:|")
     planes = (256 << 20 if quick else 1 << 30) // PLANE_BYTES
     per_batch = max(1, gpu.batch_bytes // PLANE_BYTES)
-    for spec in SPECS:
+    for spec in specs():
         try:
             print(_whole_row(gpu, spec, planes, per_batch), flush=True)
         except Exception as error:
