@@ -33,7 +33,9 @@ from kvzip.bench import (
 from kvzip.bench import attention as attention_module
 from kvzip.bench.breakeven import Link, pays_below
 from kvzip.bench.ladder import split
+from kvzip.bench.model import Continuation
 from kvzip.bench.records import row_record, to_csv
+from kvzip.bench.sample import token_ids
 from kvzip.bench.timing import Timing, timed
 from kvzip.codecs import available_codecs, get_codec
 from kvzip.devices import Device, get_device
@@ -331,6 +333,49 @@ def _nvcomp_stand_in() -> types.ModuleType:
     module = types.ModuleType("nvidia.nvcomp")
     module.Codec, module.as_array, module.__version__ = Codec, np.asarray, "0"  # type: ignore[attr-defined]
     return module
+
+
+# --------------------------------------------------------------------------------------------------------------- model
+
+
+class StandIn:
+    """In a model's place, for tests without torch: its predictions are the first keys that it is given."""
+
+    name = "stand-in"
+
+    def log_probabilities(self, cache: dict[str, Any], ids: np.ndarray) -> np.ndarray:
+        logits = cache["layers.0.key"][0, : len(ids)].astype(np.float64)
+        return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+
+    def queries(self, cache: dict[str, Any], ids: np.ndarray) -> dict[str, np.ndarray]:
+        rng = np.random.default_rng(0)
+        return {f"layers.{i}.query": rng.normal(size=(HEADS, len(ids), DIM)) for i in range(LAYERS)}
+
+
+def test_the_model_is_asked_about_what_was_decoded(sample: Sample, cpu: Device) -> None:
+    ids = np.arange(TOKENS + 31) % DIM
+    continuation = Continuation(StandIn(), sample, ids)  # type: ignore[arg-type]
+    judge = Judge(continuation.queries(sample), continuation)
+    raw, fp8 = (measure(sample, get_codec(name), cpu, judge=judge, seconds=0) for name in ("raw", "fp8"))
+    assert raw.quality and fp8.quality and fp8.quality.positions == 30
+    assert raw.quality.kl.value == 0 < fp8.quality.kl.value < 0.1
+    assert "stand-in" in judge.queries.source if judge.queries else False
+    record = row_record(fp8, [])["model"]
+    assert record["kl"] == {"value": fp8.quality.kl.value, "stderr": fp8.quality.kl.stderr}
+    assert "kl_stderr" in to_csv([raw, fp8], []).splitlines()[0]
+
+
+def test_too_few_tokens_after_the_cache_are_told(sample: Sample) -> None:
+    with pytest.raises(UsageError, match="3 tokens are known after the 60 of the cache"):
+        Continuation(StandIn(), sample, np.arange(TOKENS + 3))  # type: ignore[arg-type]
+
+
+def test_token_ids_are_found_beside_the_cache(tmp_path: Path) -> None:
+    path = tmp_path / "kv.safetensors"
+    safetensors.numpy.save_file(tensors() | {"token_ids": np.arange(99, dtype=np.int32)}, path)
+    with open_tensors(path) as source:
+        found = token_ids(source)
+    assert found is not None and found.dtype == np.int64 and (found == np.arange(99)).all()
 
 
 # -------------------------------------------------------------------------------------------------------------- timing
