@@ -13,6 +13,7 @@ nothing of a channel before its first token; or bytes of real files.
 from __future__ import annotations
 
 import argparse
+import io
 import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,10 +24,14 @@ from safetensors.numpy import load_file
 
 import kvzip
 from benchmarks.inputs import batch_of
+from kvzip import streaming
 from kvzip.codecs.cachegen import CacheGen
 from kvzip.coding import bins as schedule
 from kvzip.coding import tables
 from kvzip.devices.cpu import Cpu
+from kvzip.lmcache.blob import write_blob
+from kvzip.lmcache.cachegen import encode, lmcache_bins
+from kvzip.lmcache.convert import import_files
 from kvzip.profiles.detect import detect
 from kvzip.profiles.rope import rotate
 from tests.reference import cachegen
@@ -206,6 +211,47 @@ def _numbered(symbols: np.ndarray) -> np.ndarray:
     return np.unique(symbols, return_inverse=True)[1].reshape(symbols.shape)
 
 
+def beside_lmcache(keys: Planes, values: Planes) -> Iterable[str]:
+    """Whole files of the same symbols: LMCache's blob and the .kvz that ``kvzip import`` makes of it."""
+    device = Cpu()
+    kv = np.stack([np.stack(pair) for pair in zip(keys, values, strict=True)])[..., None, :].astype(ml_dtypes.bfloat16)
+    yield "| tokens in a chunk | LMCache's blob, bytes | .kvz, bytes | ratio |"
+    yield "|--:|--:|--:|--:|"
+    for tokens in (256, 1024):
+        blob = write_blob(encode(np.ascontiguousarray(kv[:, :, :tokens]), *lmcache_bins(len(keys)), device))
+        stored = import_files([("blob", blob)], None, device=device)
+        yield f"| {tokens} | {len(blob)} | {len(stored)} | {len(stored) / len(blob):.3f} |"
+
+
+def streaming_rule(path: Path) -> Iterable[str]:
+    """A file of three qualities, in chunks of 128 tokens, over links of changing speed; the deadline is time 1."""
+    cache = {name: array for name, array in load_file(path).items() if name.startswith("layers.")}
+    stored = io.BytesIO(kvzip.compress(cache, codec=LEVELS, block_tokens=128, notice=lambda _: None))
+    sizes = streaming.level_sizes(stored).astype(np.float64)
+    whole = sizes.sum(axis=0)
+    bits = whole * 8 / sum(array.size for array in cache.values())
+    yield f"Levels of {', '.join(f'{number:.2f}' for number in bits)} bits per number, all in one file."
+    yield ""
+    yield "| link | levels of the chunks | arrives | finest throughout | coarsest throughout |"
+    yield "|---|---|--:|--:|--:|"
+    enough = float(whole[2])  # bytes per deadline that just carry the finest
+    for name, trace in {
+        "just enough for the finest": streaming.Trace([0], [enough]),
+        "0.7 of that": streaming.Trace([0], [0.7 * enough]),
+        "falls to 0.5 after a quarter": streaming.Trace([0, 0.25], [enough, 0.5 * enough]),
+        "nothing from 0.3 to 0.5": streaming.Trace([0, 0.3, 0.5], [enough, 0, enough]),
+        "rises from 0.4 to 1.5 after 0.3": streaming.Trace([0, 0.3], [0.4 * enough, 1.5 * enough]),
+    }.items():
+        found = streaming.simulate(sizes, trace, 1.0, first_guess=trace.bytes_per_second[0])
+        fixed = [trace.arrival(0, whole[level]) for level in (2, 0)]
+        levels = " ".join(map(str, found.levels))
+        yield f"| {name} | {levels} | {found.seconds:.2f} | {fixed[0]:.2f} | {fixed[1]:.2f} |"
+
+
+LEVELS = "cachegen:level=2,levels=3"
+"""Three qualities around LMCache's: M = 5, 15 and 45 where LMCache has 15."""
+
+
 def layerwise_bins(path: Path, keys: Planes, values: Planes) -> Iterable[str]:
     """LMCache's schedule against schedules of the same size that favour other layers, judged by the model."""
     from kvzip.evaluation import compare, load_model
@@ -229,6 +275,12 @@ def layerwise_bins(path: Path, keys: Planes, values: Planes) -> Iterable[str]:
         kl = compare(original, model.log_probabilities(restored, after[:-1]), after[1:]).kl
         bits = len(stored) * 8 / sum(array.size for array in cache.values())
         yield f"| {k_bins}; {v_bins} | {bits:.3f} | {kl.value:.4f} +- {kl.stderr:.4f} |"
+    stored = kvzip.compress(cache, codec=LEVELS, notice=lambda _: None)
+    sizes = streaming.level_sizes(io.BytesIO(stored)).sum(axis=0) * 8 / sum(array.size for array in cache.values())
+    for level, bits in enumerate(sizes):
+        restored = kvzip.decompress(stored, level=level)
+        kl = compare(original, model.log_probabilities(restored, after[:-1]), after[1:]).kl
+        yield f"| {LEVELS}, level {level} | {bits:.3f} | {kl.value:.4f} +- {kl.stderr:.4f} |"
 
 
 def read(path: Path) -> tuple[Planes, Planes, Planes | None]:
@@ -254,7 +306,7 @@ def main() -> None:
         keys, values, plain = read(path)
         print(f"\n## {path.stem}")
         parts = [delta_coding(keys, values, plain), table_choice(keys, values)]
-        parts.append(quality_levels(keys, values))
+        parts += [beside_lmcache(keys, values), quality_levels(keys, values), streaming_rule(path)]
         if options.model:
             parts.append(layerwise_bins(path, keys, values))
         for part in parts:
