@@ -119,7 +119,7 @@ def test_accesses_outside_are_found(module: Module, kernel: str) -> None:
     for offset in (start, last):
         launch(module, kernel, buffer, out(), np.int64(offset))
     apart = beside.ctypes.data - buffer.ctypes.data + (start + buffer.ctypes.data - beside.ctypes.data) % 4
-    for offset in (last + 4, start - 4, apart, 2**40 + start):
+    for offset in (last + 4, start - 4, apart, 2**40 + start, -4 - buffer.ctypes.data):
         with pytest.raises(EmulatorError, match="out of bounds"):
             launch(module, kernel, buffer, out(), np.int64(offset))
     assert not beside.any()

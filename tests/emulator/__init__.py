@@ -1,1 +1,14 @@
-"""CUDA without a GPU: kernels run as fibers on the CPU, from their C++ and from the PTX that NVRTC makes of it."""
+"""CUDA without a GPU: kernels run on the CPU, from their C++ and from the PTX that NVRTC makes of it.
+
+``runtime.cpp`` runs CUDA's threads as fibers and checks what they do: every access against the buffers of a launch,
+its alignment and the other threads' accesses; every warp operation for lanes that do not come. Two ways lead to it:
+
+- ``cuda.h`` is CUDA C++ for a CPU's compiler, which is told to announce every load and store (an address sanitizer whose
+  shadow are the launch's own buffers);
+- ``ptx.py`` translates PTX to C++ on ``ptx.h``.
+
+``devices.py`` makes test devices of both, and one of the cuda device itself, with ``fake_cupy.py`` under it.
+
+What it cannot show: speed, caches, what threads of different blocks may see of each other's writes, and the hardware's
+own mistakes. Warp operations take full masks, blocks and grids have one dimension.
+"""

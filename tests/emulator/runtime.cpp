@@ -6,109 +6,17 @@
 // one of them writing, with no barrier between (a race, whether or not it changed the result this time).
 //
 // Freestanding: no libc, no C++ library. The host (emulator/module.py) sees Launch and Fault.
-#include "runtime.h"
+#include "memory.h"
 
 namespace emulator {
 
-// Saves the registers that a call keeps on this stack, whose pointer goes to the first argument, and goes on with the stack at
-// the second. Not static: a compiler would see arguments that nobody uses.
-#if defined(__x86_64__)
-extern "C" __attribute__((naked)) void emulator_switch(void**, void*) {
-  asm("pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
-      "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
-      "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n retq");
-}
-constexpr u32 SAVED = 6, RETURN = 6, FRAME = 8;  // words: registers, then the return address, then alignment
-#elif defined(__aarch64__)
-extern "C" __attribute__((naked)) void emulator_switch(void**, void*) {
-  asm("sub sp, sp, #160\n stp x19, x20, [sp]\n stp x21, x22, [sp, #16]\n stp x23, x24, [sp, #32]\n"
-      "stp x25, x26, [sp, #48]\n stp x27, x28, [sp, #64]\n stp x29, x30, [sp, #80]\n"
-      "stp d8, d9, [sp, #96]\n stp d10, d11, [sp, #112]\n stp d12, d13, [sp, #128]\n stp d14, d15, [sp, #144]\n"
-      "mov x9, sp\n str x9, [x0]\n mov sp, x1\n"
-      "ldp x19, x20, [sp]\n ldp x21, x22, [sp, #16]\n ldp x23, x24, [sp, #32]\n"
-      "ldp x25, x26, [sp, #48]\n ldp x27, x28, [sp, #64]\n ldp x29, x30, [sp, #80]\n"
-      "ldp d8, d9, [sp, #96]\n ldp d10, d11, [sp, #112]\n ldp d12, d13, [sp, #128]\n ldp d14, d15, [sp, #144]\n"
-      "add sp, sp, #160\n ret");
-}
-constexpr u32 SAVED = 20, RETURN = 11, FRAME = 20;
-#else
-#error "no switch of stacks for this processor"
-#endif
-
 namespace {
-
-constexpr u32 LANES = 32, MAX_THREADS = 1024, STACK_BYTES = 1 << 16;
-constexpr u64 CANARY = 0x6b767a6970206f6b;
-constexpr u8 POISON = 0xa5;
-
-struct Buffer {
-  u64 start, end;
-  u32 writable, reserved;
-};
-
-struct Launch {
-  const Kernel* kernel;
-  void** arguments;
-  const Buffer* buffers;  // sorted, disjoint
-  u64 buffer_count;
-  u32 blocks, threads, seed, reserved;
-};
-
-struct Fault {
-  const char* what;    // null: all is well
-  const char* doing;   // the operation of the thread at fault
-  const char* other;   // and of the one it is in conflict with
-  u64 address, size;
-  u32 block, thread, other_block, other_thread;
-};
-
-enum State : u32 { READY, IN_WARP, AT_BARRIER, ENDED };
-
-struct Fiber {
-  void* stack_pointer;
-  State state;
-};
-
-struct Warp {
-  const char* operation;  // at which the lanes of `arrived` wait
-  u32 arrived, ended, syncs;
-  u64 values[LANES], operands[LANES];
-};
-
-// Who touched a byte, and when: block-wide and warp-wide barriers passed until then.
-struct Stamp {
-  u32 run, barriers, syncs;
-  u16 thread, access;
-};
-struct Byte {
-  u64 address;
-  Stamp write, reads[2];
-};
-
-const Launch* launch;
-Fault* fault;
-Fiber fibers[MAX_THREADS];
-Warp warps[MAX_THREADS / LANES];
-alignas(64) u8 stacks[MAX_THREADS][STACK_BYTES];
-void* scheduler;
-u32 current, block, live, waiting, barriers;
-u32 run, first_run;  // blocks are numbered through all launches, so that old stamps need no wiping
-u64 last_buffer;
-
-// The last accesses. Bytes that share a place push each other out: a race may be missed, none is invented.
-constexpr u64 BYTES = 1 << 18;
-Byte bytes[BYTES];
-
-void yield() { emulator_switch(&fibers[current].stack_pointer, scheduler); }
 
 // Ends the launch: the scheduler sees the fault, and no fiber is ever resumed.
 [[noreturn]] void fail(const char* what, const char* doing, u32 other_thread, const char* other) {
   *fault = {what, doing, other, 0, 0, block, current, block, other_thread};
   for (;;) yield();
 }
-
-Warp& my_warp() { return warps[current / LANES]; }
-u32 my_lane() { return current % LANES; }
 
 u32 first_lane(u32 lanes) { return current / LANES * LANES + __builtin_ctz(lanes); }
 
@@ -159,10 +67,7 @@ void fiber_main() {
 
 void start_fiber(u32 thread) {
   *(u64*)stacks[thread] = CANARY;
-  void** top = (void**)(stacks[thread] + STACK_BYTES) - FRAME;
-  for (u32 word = 0; word < SAVED; ++word) top[word] = nullptr;
-  top[RETURN] = (void*)fiber_main;
-  fibers[thread] = {top, READY};
+  fibers[thread] = {fresh_stack(stacks[thread] + STACK_BYTES, fiber_main), READY};
 }
 
 u32 random(u32& state) {
@@ -207,127 +112,7 @@ void run_block(u32 randomness) {
   }
 }
 
-// ------------------------------------------------------------------------------------------- memory
-
-const Buffer* buffer_of(u64 address, u32 size) {
-  const Buffer* buffers = launch->buffers;
-  const Buffer& last = buffers[last_buffer];
-  if (last_buffer < launch->buffer_count && address >= last.start && address + size <= last.end) return &last;
-  u64 low = 0, high = launch->buffer_count;
-  while (low < high) {
-    u64 middle = (low + high) / 2;
-    if (buffers[middle].end <= address)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  if (low == launch->buffer_count || address < buffers[low].start || address + size > buffers[low].end) return nullptr;
-  last_buffer = low;
-  return &buffers[low];
-}
-
-[[noreturn]] void fail_access(const char* what, u64 address, u32 size, Access access, const Stamp* other) {
-  static const char* names[] = {"reads", "writes", "updates"};
-  u32 other_block = other ? block - (run - other->run) : block, thread = other ? other->thread : current;
-  *fault = {what, names[access], other ? names[other->access] : "", address, size, block, current, other_block, thread};
-  for (;;) yield();
-}
-
-// Whether an access of then comes before all of now. What was before run `oldest` is over.
-bool ordered(const Stamp& before, u32 oldest) {
-  if (before.run < oldest) return true;
-  if (before.run != run) return false;
-  if (before.thread == current || before.barriers < barriers) return true;
-  return before.thread / LANES == current / LANES && before.syncs < my_warp().syncs;
-}
-
-void check_race(u64 address, u32 size, Access access, u32 oldest) {
-  Stamp now = {run, barriers, my_warp().syncs, (u16)current, (u16)access};
-  for (u64 at = address; at < address + size; ++at) {
-    Byte& byte = bytes[at % BYTES];
-    if (byte.address != at) byte = {at, {}, {}};
-    if (!ordered(byte.write, oldest) && !(access == ATOMIC && byte.write.access == ATOMIC))
-      fail_access("races", address, size, access, &byte.write);
-    if (access == READ) {
-      // Two readers that do not wait for each other: whoever writes then is in conflict with one of them.
-      Stamp& slot = byte.reads[byte.reads[0].thread != current && !ordered(byte.reads[0], oldest)];
-      slot = now;
-    } else {
-      for (const Stamp& read : byte.reads)
-        if (!ordered(read, oldest)) fail_access("races", address, size, access, &read);
-      byte.write = now;
-    }
-  }
-}
-
-extern "C" u8 __ehdr_start[] __attribute__((visibility("hidden")));
-extern "C" u8 etext[] __attribute__((visibility("hidden")));
-
 }  // namespace
-
-extern "C" void emulator_access(u64 address, u32 size, Access access) {
-  if (address % size) fail_access("is misaligned", address, size, access, nullptr);
-  if (address >= (u64)stacks[current] && address + size <= (u64)stacks[current] + STACK_BYTES) return;
-  u64 shared = (u64)launch->kernel->shared;
-  if (address >= shared && address + size <= shared + launch->kernel->shared_bytes)
-    return check_race(address, size, access, run);  // each block has its own
-  if (const Buffer* buffer = buffer_of(address, size)) {
-    if (access != READ && !buffer->writable) fail_access("is into a read-only buffer", address, size, access, nullptr);
-    return check_race(address, size, access, first_run);
-  }
-  // Constants of the module itself lie before its code.
-  if (access == READ && address >= (u64)__ehdr_start && address + size <= (u64)etext) return;
-  fail_access("is out of bounds", address, size, access, nullptr);
-}
-
-// clang's -fsanitize-coverage=trace-loads,trace-stores calls these before every access of a kernel.
-#define TRACE(size)                                                                            \
-  extern "C" void __sanitizer_cov_load##size(u8* p) { emulator_access((u64)p, size, READ); }   \
-  extern "C" void __sanitizer_cov_store##size(u8* p) { emulator_access((u64)p, size, WRITE); }
-TRACE(1)
-TRACE(2)
-TRACE(4)
-TRACE(8)
-TRACE(16)
-
-template <class T, class Signed>
-static T combined(Operation operation, T a, T b) {
-  switch (operation) {
-    case ADD: return a + b;
-    case MIN: return a < b ? a : b;
-    case MAX: return a > b ? a : b;
-    case SIGNED_MIN: return (Signed)a < (Signed)b ? a : b;
-    case SIGNED_MAX: return (Signed)a > (Signed)b ? a : b;
-    case AND: return a & b;
-    case OR: return a | b;
-    case XOR: return a ^ b;
-    case EXCHANGE: return b;
-    case ADD_FLOAT: return __builtin_bit_cast(u32, __builtin_bit_cast(float, (u32)a) + __builtin_bit_cast(float, (u32)b));
-  }
-}
-
-// Fibers are never interrupted, so plain code is atomic.
-static u64 load(u64 address, u32 size) {
-  emulator_access(address, size, ATOMIC);
-  return size == 8 ? *(u64*)address : *(u32*)address;
-}
-static void store(u64 address, u32 size, u64 value) {
-  if (size == 8)
-    *(u64*)address = value;
-  else
-    *(u32*)address = (u32)value;
-}
-extern "C" u64 emulator_atomic(Operation operation, u64 address, u32 size, u64 value) {
-  u64 old = load(address, size);
-  u64 updated = size == 8 ? combined<u64, long long>(operation, old, value) : combined<u32, int>(operation, old, value);
-  store(address, size, updated);
-  return old;
-}
-extern "C" u64 emulator_compare_and_swap(u64 address, u32 size, u64 expected, u64 value) {
-  u64 old = load(address, size);
-  if (old == expected) store(address, size, value);
-  return old;
-}
 
 // ------------------------------------------------------------------------------------------- threads and warps
 
