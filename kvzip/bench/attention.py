@@ -24,6 +24,9 @@ COUNT = 16
 LOGIT_SPREAD = 2.5
 """Standard deviation over the tokens of a drawn query's logits, nats: what SmolLM2's own queries have (2.5 to 2.8)."""
 
+PRODUCT = 1 << 17
+"""Multiplications in one product of matrices; OpenBLAS keeps up to twice as many on one thread."""
+
 QUERY_NAME = re.compile(r"layers\.(\d{1,6})\.query")
 
 Place = tuple[int, int]
@@ -64,8 +67,8 @@ def draw_queries(sample: Sample, count: int = COUNT, seed: int = 0) -> Queries:
             keys = _finite(sample.arrays[key.index][:, head])
             centred = keys - keys.mean(axis=0)
             # Mixing the keys themselves needs no square root of their covariance, and takes any number of them.
-            queries = rng.standard_normal((count, len(keys))) @ centred / np.sqrt(len(keys))
-            spread = (queries @ centred.T).std(axis=1, keepdims=True) / np.sqrt(key.head_dim)
+            queries = _mixed(rng.standard_normal((count, len(keys))), centred) / np.sqrt(len(keys))
+            spread = _logits(queries, centred).std(axis=1, keepdims=True)
             heads.append(queries * (LOGIT_SPREAD / np.where(spread > 0, spread, LOGIT_SPREAD)))
         arrays[place] = np.stack(heads)
     return Queries("drawn to match the keys' covariance", arrays)
@@ -144,10 +147,30 @@ def _head_sums(
     Without values the output is none, and so is its error.
     """
     with np.errstate(invalid="ignore", over="ignore"):
-        logits = [queries @ key.astype(np.float64).T / np.sqrt(queries.shape[1]) for key in keys]
+        logits = [_logits(queries, key) for key in keys]
         centred = [each - each.mean(axis=1, keepdims=True) for each in logits]
-        outputs = [_softmax(each) @ value.astype(np.float64) for each, value in zip(centred, values, strict=False)]
+        outputs = [_mixed(_softmax(each), value) for each, value in zip(centred, values, strict=False)]
         return (*_error_and_energy(*centred), *(_error_and_energy(*outputs) if outputs else (0.0, 0.0)))
+
+
+def _logits(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """``[queries, tokens]`` of ``[queries, head_dim]`` and ``[tokens, head_dim]``."""
+    parts = [queries @ keys[piece].astype(np.float64).T for piece in _pieces(queries, keys)]
+    return np.concatenate(parts, axis=1) / np.sqrt(queries.shape[1])
+
+
+def _mixed(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """``[queries, head_dim]``: the sums of ``values`` ``[tokens, head_dim]``, each with the weights of a query."""
+    total = np.zeros((len(weights), values.shape[1]))
+    for piece in _pieces(weights, values):
+        total += weights[:, piece] @ values[piece].astype(np.float64)
+    return total
+
+
+def _pieces(queries: np.ndarray, tokens: np.ndarray) -> Iterator[slice]:
+    """Runs of tokens that make small products of matrices: for larger ones BLAS wakes threads, which wait in loops."""
+    step = max(1, PRODUCT // (len(queries) * tokens.shape[1]))
+    yield from (slice(start, start + step) for start in range(0, len(tokens), step))
 
 
 def _softmax(logits: np.ndarray) -> np.ndarray:
