@@ -156,7 +156,7 @@ def _head_sums(
 def _logits(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """``[queries, tokens]`` of ``[queries, head_dim]`` and ``[tokens, head_dim]``."""
     parts = [queries @ keys[piece].astype(np.float64).T for piece in _pieces(queries, keys)]
-    return np.concatenate(parts, axis=1) / np.sqrt(queries.shape[1])
+    return np.asarray(np.concatenate(parts, axis=1) / np.sqrt(queries.shape[1]))
 
 
 def _mixed(weights: np.ndarray, values: np.ndarray) -> np.ndarray:
