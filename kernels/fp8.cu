@@ -247,3 +247,26 @@ FN void head_maxima_tile(const Plane& plane, u32 tile, float* maxima) {
     }                                                                                                                  \
   }
 FOR_ELEMENT_TYPES(HEAD_MAXIMA)
+
+// The scales of a block from those maxima: the largest of what shares one, over the format's largest number. One warp a block;
+// `scales` has the address of each block's, [tokens or 1][heads or 1].
+KERNEL(fp8_scales, const Plane* planes, const float* maxima, const u64* scales, u32 tiles, u32 per_token, u32 per_head,
+       float largest) {
+  FOR_EACH_WARP(warp) {
+    u32 tokens = planes[warp].tokens, heads = planes[warp].heads;
+    const float* tops = maxima + (u64)warp * tiles * FP8_TILE * heads;
+    float* out = (float*)scales[warp];
+    for (u32 row = 0; row < (per_token ? tokens : 1); ++row)
+      for (u32 column = 0; column < (per_head ? heads : 1); ++column) {
+        float top = 0.f;
+        for (u32 t = per_token ? row : 0; t < (per_token ? row + 1 : tokens); ++t)
+          for (u32 h = per_head ? column : 0; h < (per_head ? column + 1 : heads); ++h) {
+            float other = tops[(u64)t * heads + h];
+            top = other > top ? other : top;
+          }
+        float scale = top / largest;
+        // A scale that is zero, or too small for a float to hold exactly, would divide nothing well.
+        store_uniform(out++, scale < 7.88860905e-31f ? 1.f : scale);  // 2^-100
+      }
+  }
+}

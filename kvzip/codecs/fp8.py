@@ -114,19 +114,21 @@ class Fp8(Codec):
 
     def _choose_scales(self, batch: Batch, planes: Array, device: Device) -> list[Array]:
         """One float32 array ``[tokens or 1, heads or 1]`` per block: its largest magnitude over the format's."""
-        xp, tiles = device.xp, _tiles(batch)
+        tiles = _tiles(batch)
         if self.scale == "none":
             return []
         heads = batch.blocks[0].plane.heads
         maxima = device.scratch("fp8.maxima", (len(batch.blocks), tiles * TILE, heads), np.float32)
         device.launch(f"head_maxima_{_suffix(batch)}", len(batch.blocks) * tiles, planes, maxima, np.uint32(tiles))
-        axes = {"tensor": (0, 1), "head": (0,), "token": (1,)}[self.scale]
-        scales = []
-        for top, block in zip(maxima, batch.blocks, strict=True):
-            scale = top[: block.tokens].max(axis=axes, keepdims=True) / np.float32(LARGEST[self.dtype])
-            # A scale that is zero, or too small for a float to hold exactly, would divide nothing well.
-            scales.append(xp.where(scale < np.float32(2.0**-100), np.float32(1), scale))
-        return scales
+        shapes = [self._scale_shape(block) for block in batch.blocks]
+        starts = np.cumsum([0] + [tokens * heads for tokens, heads in shapes])
+        scales = device.xp.empty(int(starts[-1]), np.float32)
+        places = (device.address(scales) + starts[:-1] * 4).astype(np.uint64)
+        device.launch(
+            "fp8_scales", len(batch.blocks), planes, maxima, device.to_device(places), np.uint32(tiles),
+            np.uint32(self.scale == "token"), np.uint32(self.scale == "head"), np.float32(LARGEST[self.dtype]),
+        )  # fmt: skip
+        return [scales[starts[i] : starts[i + 1]].reshape(shape) for i, shape in enumerate(shapes)]
 
     def _describe(self, batch: Batch, scales: list[Array], device: Device) -> np.ndarray:
         blocks = np.zeros(len(batch.blocks), BLOCK)
