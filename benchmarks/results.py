@@ -26,6 +26,7 @@ import numpy as np
 import kvzip
 from kvzip.bench import Judge, Row, Sample, attention_errors, candidates, draw_queries, installed_peers, load, plan
 from kvzip.bench.model import CONFIDENCE, Continuation
+from kvzip.bench.picture import bench_picture, pareto
 from kvzip.bench.sample import token_ids
 from kvzip.bench.timing import Timing
 from kvzip.cache import Block
@@ -37,7 +38,6 @@ from kvzip.evaluation import LanguageModel, load_model
 from kvzip.layouts import map_cache
 from kvzip.lmcache.convert import export_cache, import_files
 from kvzip.pipeline.report import Tally
-from kvzip.plots import bench_picture, pareto
 from kvzip.quality import differences
 from kvzip.tensorfile import open_tensors
 
@@ -125,7 +125,7 @@ def _lmcache(path: Path, sample: Sample, judge: Judge, device: Device) -> Iterat
             for plane, original, values in zip(sample.planes, sample.arrays, restored, strict=True):
                 tally.add(Block((plane,), 0, plane.tokens), [differences(original, values)])
             yield Row(
-                f"LMCache CacheGen, chunks of {chunk}",
+                f"LMCache, chunks of {chunk}",
                 sample,
                 sum(map(len, blobs)),
                 untimed,

@@ -181,6 +181,18 @@ def test_lossless_rows_have_no_error_and_lossy_ones_have(sample: Sample, cpu: De
     assert fp8.lossy and fp8.logits_error > 0 and fp8.output_error > 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="the emulator builds shared objects as on Linux")
+def test_on_a_gpu_copies_are_counted_apart(sample: Sample, cpu: Device) -> None:
+    from tests.emulator import devices
+
+    row, same = row_of(sample, devices.cuda_on_emulator(), "fp8"), row_of(sample, cpu, "fp8")
+    assert row.copies is not None and same.copies is None
+    assert row.decode_seconds > row.decode.median and row.encode_seconds > row.encode.median
+    assert (row.stored_bytes, row.errors) == (same.stored_bytes, same.errors)
+    assert row_record(row, links(["nvme"]))["copies"]["raw_in"]["median"] > 0
+    copying(sample, devices.cuda_on_emulator(), seconds=0)
+
+
 def test_a_codec_that_does_not_take_the_dtype_is_told(tmp_path: Path, cpu: Device) -> None:
     sample = sample_of(tmp_path / "kv.safetensors", tensors(dtype="uint8"))
     told: list[str] = []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvzip.plots import pareto
+from kvzip.bench.picture import pareto
 from tests.cli import LAYERS, cache_file, kvzip
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -22,13 +22,18 @@ def cache(tmp_path: Path) -> Path:
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The figures that were drawn."""
-    import kvzip.plots
+    import kvzip.bench.picture
+    import kvzip.bytes_picture
 
     found: list[Any] = []
-    rendered = kvzip.plots._rendered
-    monkeypatch.setattr(
-        kvzip.plots, "_rendered", lambda figure, suffix: found.append(figure) or rendered(figure, suffix)
-    )
+    rendered = kvzip.bytes_picture.rendered
+
+    def keep(figure: Any, suffix: str) -> bytes:
+        found.append(figure)
+        return rendered(figure, suffix)
+
+    monkeypatch.setattr(kvzip.bytes_picture, "rendered", keep)
+    monkeypatch.setattr(kvzip.bench.picture, "rendered", keep)
     return found
 
 

@@ -256,8 +256,8 @@ def _show(report: Report, as_json: bool, as_csv: bool, verbose: int) -> None:
 
 
 def _draw(report: Report, plot: str, force: bool) -> None:
+    from kvzip.bench.picture import bench_picture
     from kvzip.output import create_file
-    from kvzip.plots import bench_picture
 
     sample = report.subject.sample
     title = f"{Path(report.subject.name).name}: {sample.tokens} tokens, {text.size(sample.nbytes)}"

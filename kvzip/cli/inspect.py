@@ -67,9 +67,9 @@ def inspect(
 
 
 def _draw(file: BinaryIO, name: str, plot: str, force: bool) -> None:
+    from kvzip.bytes_picture import bytes_picture
     from kvzip.inspection import members_of
     from kvzip.output import create_file
-    from kvzip.plots import bytes_picture
 
     if not file.seekable():
         raise UsageError("a pipe tells no bytes by layer: save it to a file for --plot", code="pipe")
