@@ -21,7 +21,13 @@ from kvzip.errors import KvzipError
 
 OPTIONS = {
     "fp8": ("fp8", "fp8:scale=tensor", "fp8:scale=head,dtype=float8_e5m2", "fp8:scale=token,saturate=false"),
-    "cachegen": ("cachegen", "cachegen:level=9,sinks=3", "cachegen:level=1,sinks=0", "cachegen:coder=range"),
+    "cachegen": (
+        "cachegen",
+        "cachegen:level=9,sinks=3",
+        "cachegen:level=1,sinks=0",
+        "cachegen:coder=range",
+        "cachegen:levels=3",
+    ),
 }
 """The codecs' options, where the defaults do not reach all of a decoder."""
 
@@ -105,7 +111,9 @@ class DecoderTarget:
         except KvzipError as error:
             assert error.code != type(error).default_code, f"an error without a code: {error}"
             if device.launches == before and len(many) > 1:
-                raise AssertionError("sections of the right lengths were refused together") from error
+                # One was refused before the kernel saw any: it must not hide the others.
+                for sections in many:
+                    self._decode(sample, [sections], device, at_end)
 
     def _array(self, number: int, plane: Plane, at_end: bool) -> np.ndarray:
         dtype = np.dtype(plane.dtype)

@@ -15,12 +15,13 @@ import xxhash
 import kvzip
 from fuzz.edits import edit, edit_json, steps
 from fuzz.guard import GuardedCpu
-from kvzip.container import Reader, StreamReader, recover
+from kvzip.container import Reader, StreamReader
 from kvzip.container import format as fmt
 from kvzip.errors import KvzipError
 from kvzip.inspection import Inspection
 from kvzip.layouts import map_cache
 from kvzip.pipeline import StoredCache, collect
+from kvzip.repair import repair
 from kvzip.tensorfile import open_tensors
 
 LARGEST = 1 << 22
@@ -150,9 +151,9 @@ class KvzTarget:
     def _read(self, data: bytes, way: int) -> None:
         try:
             if way % 3 == 0:
-                for found in recover(io.BytesIO(data)):
-                    for entry in found.entries:
-                        found.reader.read_frames([entry])
+                saved = io.BytesIO()
+                repair(io.BytesIO(data), saved, whole_layers=way % 2 > 0)
+                Reader.open(saved)
                 return
             reader = Reader.open(io.BytesIO(data)) if way % 3 == 1 else StreamReader(io.BytesIO(data))
             stored = StoredCache(reader)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -19,6 +20,8 @@ from kvzip.devices import get_device
 from kvzip.devices.base import Device
 from kvzip.errors import UsageError
 from kvzip.gpu_border import target_array
+from kvzip.identity import TokenIds
+from kvzip.identity import check as check_identity
 from kvzip.layouts import map_cache
 from kvzip.opening import PathLike, Tensors, open_reader, open_restored, open_source, open_stored, open_target
 from kvzip.pipeline import Report, StoredCache, assign, collect, decode_plane
@@ -69,7 +72,8 @@ def compress(
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or a device object.
         threads: CPU threads; all if None.
         block_tokens: tokens in a block, the unit of random access.
-        identity: JSON values that name the model and tokens; stored in the header.
+        identity: JSON values that name the model and tokens, as :func:`kvzip.identity.identify` makes them; stored in
+            the header.
         force: whether an existing ``target`` may be replaced.
         sync: whether the file must have reached the disk on return.
         notice: is told, in sentences, what a user should know; logged by default.
@@ -109,6 +113,8 @@ def decompress(  # type: ignore[misc]  # the options of the overloads are the on
     tokens: Cut = None,
     member: int | None = None,
     level: int | None = None,
+    expect_model: str | None = None,
+    expect_tokens: TokenIds | None = None,
     like: Like = "numpy",
     device: str | Device = "auto",
     threads: int | None = None,
@@ -127,6 +133,7 @@ def decompress(  # type: ignore[misc]  # the options of the overloads are the on
         tokens: which tokens, likewise.
         member: which cache, where several ``.kvz`` have been concatenated.
         level: which quality, where a file holds several; 0 is the coarsest. The finest if None.
+        expect_model, expect_tokens: what the cache must belong to, see :func:`kvzip.identity.check`.
         like: the kind of tensors to return.
         device, threads, force, sync, notice, progress: as for :func:`compress`.
 
@@ -135,6 +142,10 @@ def decompress(  # type: ignore[misc]  # the options of the overloads are the on
         OSError: a file cannot be read or written.
     """
     with open_stored(source, member) as stored:
+        check_identity(
+            stored.header.identity, expect_model, expect_tokens,
+            name=str(source) if isinstance(source, (str, os.PathLike)) else "the cache",
+        )  # fmt: skip
         if level is not None:
             stored.codecs.choose_level(level)
         selection = stored.select(as_range(layers, "layers"), as_range(tokens, "tokens"))

@@ -15,6 +15,7 @@ from kvzip.cli.exporting import export
 from kvzip.cli.failures import EXIT_CODES
 from kvzip.cli.importing import import_
 from kvzip.cli.inspect import inspect
+from kvzip.cli.repair import repair
 from kvzip.cli.verify import verify
 
 EXAMPLES = """\
@@ -27,6 +28,7 @@ Examples:
   kvzip decompress kv.safetensors.kvz -o restored.safetensors
   kvzip decompress kv.safetensors.kvz --layers 0:4 --tokens 0:256 -o part.safetensors
   kvzip verify --against kv.safetensors kv.safetensors.kvz
+  kvzip repair broken.safetensors.kvz        saves what is intact
   cat kv.safetensors | kvzip compress | ssh host 'kvzip decompress > kv.safetensors'
 """
 
@@ -61,6 +63,7 @@ VERBS: dict[Callable[..., None], str] = {
     decompress: "Restore a cache, or a part of it.",
     inspect: "Show what a file holds and where its bytes go.",
     verify: "Check files without writing anything.",
+    repair: "Save what is intact of a damaged file.",
     bench: "Measure codecs on a cache: size, speed, errors.",
     import_: "Make a .kvz of LMCache's files.",
     export: "Make LMCache's file of a .kvz.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from kvzip.cli.errors import FailAbove, judge, layer_table
 from kvzip.cli.items import check_targets, compressed_name, for_each, remove_source
 from kvzip.cli.messages import Messages
 from kvzip.cli.progress import ProgressStyle
+from kvzip.errors import UsageError
 
 if TYPE_CHECKING:
     from kvzip.pipeline import Report
@@ -35,6 +36,13 @@ BlockTokens = Annotated[
     int, typer.Option("--block-tokens", metavar="N", min=1, help="Tokens in a block, the unit of random access.")
 ]
 
+Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Record which model the cache is of.")]
+TokenIds = Annotated[
+    str | None,
+    typer.Option(
+        "--token-ids", metavar="FILE", help="Record of which tokens: text, .npy or .safetensors; @NAME: a tensor."
+    ),
+]
 ShowErrors = Annotated[bool, typer.Option("--report", help="Show the errors of every layer.")]
 
 
@@ -52,6 +60,8 @@ def compress(
     layout: options.LayoutName = None,
     heads: options.Heads = None,
     head_dim: options.HeadDim = None,
+    model: Model = None,
+    token_ids: TokenIds = None,
     force: options.Force = False,
     keep: options.Keep = False,
     remove: options.Remove = False,
@@ -73,6 +83,7 @@ def compress(
       kvzip compress kv.safetensors --level 7 --sinks 4
       kvzip compress kv.safetensors --report --fail-above 0.3
       kvzip compress cache.safetensors --layout L,kv,T,H,D
+      kvzip compress kv.safetensors --model llama-3-8b --token-ids ids.json
       cat kv.safetensors | kvzip compress --codec raw > kv.kvz
     """
     job = options.Job.of(quiet, verbose, style, device, threads)
@@ -91,7 +102,7 @@ def compress(
             report = run(
                 name, where,
                 codec=codec, layout=layout, heads=heads, head_dim=head_dim, device=job.device,
-                block_tokens=block_tokens, force=force, sync=sync or remove,
+                block_tokens=block_tokens, identity=_identity(name, model, token_ids), force=force, sync=sync or remove,
                 notice=job.messages.notice, progress=update, **codec_options,
             )  # fmt: skip
         _tell(job.messages, name, where, codec, report, time.perf_counter() - begin, show_errors)
@@ -100,6 +111,19 @@ def compress(
             remove_source(name, before, lambda: _read_back(where))
 
     for_each(inputs, work, "compressed", job.messages)
+
+
+def _identity(name: str, model: str | None, token_ids: str | None) -> dict[str, Any]:
+    """What the header records; ``@NAME`` is a tensor of the cache itself."""
+    from kvzip.identity import identify, read_token_ids, token_ids_of
+    from kvzip.tensorfile import open_tensors
+
+    if token_ids is None or not token_ids.startswith("@"):
+        return identify(model, None if token_ids is None else read_token_ids(token_ids))
+    if name == "-":
+        raise UsageError("--token-ids @NAME needs a file: of a pipe the tensor has passed by then", code="token-ids")
+    with open_tensors(name) as source:
+        return identify(model, token_ids_of(source, token_ids[1:]))
 
 
 def _size(name: str) -> int | None:

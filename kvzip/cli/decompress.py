@@ -23,6 +23,15 @@ Tokens = Annotated[
 Level = Annotated[
     int | None, typer.Option("--level", metavar="N", min=0, help="Which quality of a file that holds several; from 0.")
 ]
+ExpectModel = Annotated[
+    str | None, typer.Option("--expect-model", metavar="NAME", help="Fail unless the cache is of this model.")
+]
+ExpectTokens = Annotated[
+    str | None,
+    typer.Option(
+        "--expect-tokens", metavar="FILE", help="Fail unless the cache is of these token ids, or their first."
+    ),
+]
 Test = Annotated[bool, typer.Option("-t", "--test", help="Decode, write nothing: as kvzip verify --deep.")]
 
 
@@ -34,6 +43,8 @@ def decompress(
     tokens: Tokens = None,
     member: options.Member = None,
     level: Level = None,
+    expect_model: ExpectModel = None,
+    expect_tokens: ExpectTokens = None,
     test: Test = False,
     force: options.Force = False,
     keep: options.Keep = False,
@@ -54,6 +65,7 @@ def decompress(
     Examples:
       kvzip decompress kv.safetensors.kvz
       kvzip decompress kv.safetensors.kvz --layers 0:4 --tokens :256 -o part.safetensors
+      kvzip decompress --expect-model llama-3-8b --expect-tokens ids.json kv.safetensors.kvz
       kvzip decompress < kv.kvz | cmp - kv.safetensors
     """
     job = options.Job.of(quiet, verbose, style, device, threads)
@@ -61,6 +73,8 @@ def decompress(
     cut = {"layers": options.span_of(layers, "--layers"), "tokens": options.span_of(tokens, "--tokens")}
     if remove and (layers or tokens or test or member is not None or level is not None):
         raise UsageError("--rm would remove what a part, or a test, does not restore", code="rm-part")
+    if test and (expect_model is not None or expect_tokens is not None):
+        raise UsageError("-t checks the file alone: leave out --expect-model and --expect-tokens", code="test-expect")
     if test:
         for_each(inputs, lambda name: verify_input(job, name, deep=True), "sound", job.messages)
         return
@@ -68,14 +82,17 @@ def decompress(
 
     def work(name: str) -> None:
         from kvzip.api import decompress as run
+        from kvzip.identity import read_token_ids
 
         where = target or restored_name(name)
+        expected = None if expect_tokens is None else read_token_ids(expect_tokens)
         begin = time.perf_counter()
         before = Path(name).stat() if remove else None
         with job.progress("decompress", name, lambda: options.restored_size(name, **cut)) as update:
             report = run(
                 name, where,
-                member=member, level=level, device=job.device, force=force, sync=sync or remove,
+                member=member, level=level, expect_model=expect_model, expect_tokens=expected,
+                device=job.device, force=force, sync=sync or remove,
                 notice=job.messages.notice, progress=update, **cut,
             )  # fmt: skip
         if before is not None:

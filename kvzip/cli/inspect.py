@@ -111,6 +111,8 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def _member_lines(member: Inspection, name: str, verbose: int) -> Iterable[str]:
+    from kvzip.identity import describe
+
     reader = member.reader
     yield f"{name}{f', member {member.number}' if reader and len(reader.members) > 1 else ''}"
     yield from _fields(
@@ -125,7 +127,7 @@ def _member_lines(member: Inspection, name: str, verbose: int) -> Iterable[str]:
                 for kind, runs in member.channel_specs().items()
                 for number, (layers, spec) in enumerate(runs)
             ),
-            ("belongs to", json.dumps(member.header.identity) if member.header.identity else ""),
+            ("belongs to", describe(member.header.identity)),
             ("size", _sizes(member)),
         ]
     )

@@ -1,0 +1,102 @@
+"""``kvzip repair``."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
+
+import typer
+
+from kvzip.cli import options, text
+from kvzip.cli.items import SUFFIX, check_targets, for_each
+from kvzip.cli.messages import Messages
+from kvzip.cli.progress import ProgressStyle
+from kvzip.errors import CorruptError
+
+if TYPE_CHECKING:
+    from kvzip.repair import Repair
+
+WholeLayers = Annotated[
+    bool, typer.Option("--whole-layers", help="Keep layers that lack nothing, in place of the tokens that all have.")
+]
+
+SHOWN = 8
+"""Lines about damage before the rest is counted."""
+
+
+def repair(
+    files: options.Files = None,
+    output: options.Output = None,
+    stdout: options.Stdout = False,
+    whole_layers: WholeLayers = False,
+    force: options.Force = False,
+    sync: options.Sync = False,
+    style: options.Progress = ProgressStyle.AUTO,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = 0,
+) -> None:
+    """Save what is intact of a truncated or damaged .kvz as a sound one: kv.kvz becomes kv.repaired.kvz.
+
+    Kept are the first tokens, up to where any layer lacks some: a prefix of a KV cache is valid on its own. If not even
+    the first block is there in every layer, the longest run of whole layers is kept. The exit code is 0 if nothing is
+    missing, 3 otherwise.
+
+    \b
+    Examples:
+      kvzip repair broken.safetensors.kvz
+      kvzip repair broken.kvz --whole-layers -o layers.kvz
+    """
+    messages = options.Job.of(quiet, verbose, style).messages
+    inputs = options.inputs_of(files)
+    target = check_targets(inputs, output, stdout, force=force, keep=False, remove=False)
+
+    def work(name: str) -> None:
+        from kvzip.output import create_file
+        from kvzip.repair import repair as run
+
+        where = target or _target(name)
+        source: Any = sys.stdin.buffer if name == "-" else name
+        with create_file(where, force=force, sync=sync, sources=[] if name == "-" else [name]) as sink:
+            repairs = run(source, cast(BinaryIO, sink), whole_layers=whole_layers)
+        for number, found in enumerate(repairs):
+            _tell(messages, text.called(name) + (f", member {number}" if len(repairs) > 1 else ""), where, found)
+        if not all(found.complete for found in repairs):
+            raise CorruptError(
+                f"{text.called(name)}: a part of it is lost; {text.called(where, out=True)} holds the rest",
+                code="repaired-part",
+            )
+
+    for_each(inputs, work, "repaired", messages)
+
+
+def _target(name: str) -> str:
+    return "-" if name == "-" else f"{name.removesuffix(SUFFIX)}.repaired{SUFFIX}"
+
+
+def _tell(messages: Messages, name: str, target: str, found: Repair) -> None:
+    from kvzip.repair import lost_share
+
+    lines = [f"damaged: {line}" for line in found.damage]
+    lines += [f"missing: {text.plane(plane)}, tokens {start}:{stop}" for plane, start, stop in found.missing]
+    lines += [f"lost: tensor {tensor[:100]}" for tensor in found.tensors]
+    shown = (
+        lines if messages.verbose or len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more (-v)"]
+    )
+    tokens = "all tokens" if found.tokens is None else f"the first {found.tokens} tokens"
+    layers = f" of layers {text.runs(found.layers)}" if found.layers else ""
+    lost = f", {lost_share(found):.1%} of it is missing" if found.missing else ", nothing is missing"
+    messages.result(
+        "\n  ".join([f"{name}: {tokens}{layers} saved in {text.called(target, out=True)}{lost}", *shown]),
+        verb="repair",
+        input=name,
+        output=target,
+        complete=found.complete,
+        tokens=found.tokens,
+        layers=found.layers,
+        lost_tensors=found.tensors,
+        damage=found.damage,
+        missing=[
+            {"layer": plane.layer, "kind": plane.kind, "start": start, "stop": stop}
+            for plane, start, stop in found.missing
+        ],
+    )
