@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvzip.devices import build, cuda_source
+from kvzip.devices import build, cuda_compile, cuda_source
 from kvzip.errors import UnsupportedError
 from tools import nvrtc
 
@@ -64,6 +64,71 @@ def test_every_kernel_is_found_in_its_file(compiled: dict[tuple[str, str], Futur
     assert {cuda_source.file_of(kernel) for kernel in kernels} == {file}
 
 
+class Nvrtc:
+    """CuPy's binding to NVRTC, as far as kvzip uses it, on a small one of our own."""
+
+    NVRTCError = nvrtc.NvrtcError
+
+    def __init__(self, *known: int) -> None:
+        self.known = known
+        self.compiled: list[tuple[str, ...]] = []
+
+    def getSupportedArchs(self) -> tuple[int, ...]:  # noqa: N802
+        return self.known
+
+    def getVersion(self) -> tuple[int, int]:  # noqa: N802
+        return (13, 0)
+
+    def createProgram(self, source: str, name: str, headers: tuple[()], names: tuple[()]) -> dict[str, object]:  # noqa: N802
+        return {"source": source, "name": name}
+
+    def compileProgram(self, program: dict[str, object], options: tuple[str, ...]) -> None:  # noqa: N802
+        self.compiled.append(options)
+        program["found"] = nvrtc.compile_source(program["source"], program["name"], options[0].partition("=")[2])
+
+    def getCUBIN(self, program: dict[str, object]) -> bytes:  # noqa: N802
+        return program["found"].cubin
+
+    def getPTX(self, program: dict[str, object]) -> bytes:  # noqa: N802
+        return program["found"].ptx.encode()
+
+    def getProgramLog(self, program: dict[str, object]) -> str:  # noqa: N802
+        return "log"
+
+    def destroyProgram(self, program: dict[str, object]) -> None:  # noqa: N802
+        program.clear()
+
+
+def test_compiled_kernels_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: kernels are compiled once for each kind of GPU, for one that is newer than NVRTC to PTX."""
+    binding = Nvrtc(80, 90)
+    monkeypatch.setitem(sys.modules, cuda_compile.NVRTC, binding)
+    monkeypatch.setenv("KVZIP_CACHE_DIR", str(tmp_path / "new" / "cache"))
+    sources = {"one.cu": 'extern "C" __global__ void one(int* x) { *x = 1; }'}
+    monkeypatch.setattr(cuda_source, "sources", lambda: sources)
+    path = cuda_compile.compiled("one.cu", 90)
+    assert path.suffix == ".cubin" and path.read_bytes()[:4] == b"\x7fELF"
+    assert cuda_compile.compiled("one.cu", 90) == path and len(binding.compiled) == 1
+    assert {"--fmad=false", "--ftz=false", "--prec-div=true"} < set(binding.compiled[0])
+    newer = cuda_compile.compiled("one.cu", 103)
+    assert newer.suffix == ".ptx" and b".target sm_90" in newer.read_bytes()
+    sources["one.cu"] += "\n"
+    assert cuda_compile.compiled("one.cu", 90) != path
+    with pytest.raises(cuda_compile.CompileError, match="no GPU as old"):
+        cuda_compile.compiled("one.cu", 75)
+    sources["one.cu"] = "nonsense"
+    with pytest.raises(cuda_compile.CompileError, match=r"this declaration has no storage class[\s\S]*log"):
+        cuda_compile.compiled("one.cu", 90)
+
+
+def test_without_a_writable_cache_kernels_compile_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Promise: a read-only home costs time, nothing else."""
+    monkeypatch.setenv("KVZIP_CACHE_DIR", "/proc/nowhere")
+    folder = cuda_compile.cache_folder()
+    assert folder.is_dir() and folder != Path("/proc/nowhere")
+    folder.rmdir()
+
+
 def test_an_unknown_kernel_is_named() -> None:
     """Promise: a codec that asks for a kernel of another version is told so."""
     with pytest.raises(UnsupportedError, match="no kernel 'no_such_kernel'") as error:
@@ -72,7 +137,7 @@ def test_an_unknown_kernel_is_named() -> None:
 
 
 def test_a_changed_header_changes_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise: CuPy's cache, which hashes the source alone, never gives out kernels of an old header."""
+    """Promise: the cache on disk, which hashes the source, never gives out kernels of an old header."""
     for path in build.kernel_files(build.kernel_sources()):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     before = dict(cuda_source.sources())

@@ -14,6 +14,7 @@ from kvzip.codecs.cachegen import CacheGen
 from kvzip.devices import cuda, cuda_setup, cuda_source, get_device
 from kvzip.devices.base import SECTION_PADDING
 from kvzip.devices.cuda import Cuda
+from kvzip.devices.cuda_compile import CompileError
 from kvzip.errors import KvzipError, LimitError, UnsupportedError, UsageError
 from tests import codecs
 
@@ -202,10 +203,10 @@ def test_no_memory_is_an_error_that_says_what_to_do(gpu: Cuda, monkeypatch: pyte
 def test_kernels_that_do_not_compile_are_an_error(gpu: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise: a GPU that NVRTC does not know is said to be the trouble."""
 
-    def compile_nothing(self: Any) -> None:
-        raise fake_cupy.CompileException("unsupported gpu architecture")
+    def compile_nothing(code: str) -> None:
+        raise CompileError("unsupported gpu architecture")
 
-    monkeypatch.setattr(fake_cupy.RawModule, "compile", compile_nothing)
+    monkeypatch.setattr(fake_cupy, "emulated", compile_nothing)
     with pytest.raises(UnsupportedError, match=r"do not compile for cuda:0.*unsupported gpu") as error:
         gpu.launch("copy_runs", 1)
     assert error.value.code == "cuda-compile"

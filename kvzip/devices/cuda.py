@@ -16,6 +16,7 @@ import numpy as np
 
 from kvzip.devices import cuda_source
 from kvzip.devices.base import SECTION_PADDING, Array, Device
+from kvzip.devices.cuda_compile import CompileError, compiled
 from kvzip.devices.cuda_setup import NoGpuError, open_cupy
 from kvzip.errors import KvzipError, LimitError, UnsupportedError
 
@@ -209,23 +210,25 @@ class Cuda(Device):
             )
 
     def compile(self, file: str) -> Any:
-        """The kernels of a ``.cu`` file as a CuPy module, compiled for this GPU or read from CuPy's cache on disk.
+        """The kernels of a ``.cu`` file as a CuPy module: compiled for this GPU, or as they were kept on disk.
 
         A launch does it by itself.
         """
         if file not in self._modules:
-            source = cuda_source.sources()[file]
-            module = self._cupy.RawModule(code=source, options=cuda_source.OPTIONS, backend="nvrtc")
-            try:
-                with self.activate():
-                    module.compile()
-            except self._cupy.cuda.compiler.CompileException as error:
-                raise UnsupportedError(
-                    f"the kernels of {file} do not compile for {self}: {error}; --device cpu needs no compiler",
-                    code="cuda-compile",
-                ) from error
-            self._modules[file] = module
+            with self.activate():
+                try:
+                    self._modules[file] = self._load(file)
+                except CompileError as error:
+                    raise UnsupportedError(
+                        f"the kernels of {file} do not compile for {self}: {error}; --device cpu needs no compiler",
+                        code="cuda-compile",
+                    ) from error
         return self._modules[file]
+
+    def _load(self, file: str) -> Any:
+        module = self._cupy.RawModule(path=str(compiled(file, int(self._gpu.compute_capability))))
+        module.compile()
+        return module
 
     def _find(self, kernel: str) -> Any:
         self._kernels[kernel] = self.compile(cuda_source.file_of(kernel)).get_function(kernel)

@@ -7,6 +7,7 @@ import importlib
 import sys
 from typing import Any
 
+from kvzip.devices.cuda_compile import NVRTC
 from kvzip.errors import UnsupportedError, UsageError
 
 DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -44,7 +45,7 @@ def open_cupy(index: int) -> Any:
         raise NoGpuError(f"{found}: {extra}") from error
     _check_runtime(cupy, index, version, extra)
     try:
-        importlib.import_module("cupy_backends.cuda.libs.nvrtc").getVersion()
+        importlib.import_module(NVRTC).getVersion()
     except (ImportError, OSError, RuntimeError) as error:
         raise NoGpuError(f"NVRTC, which compiles the kernels, does not load ({error}): {extra}") from error
     return cupy

@@ -1,7 +1,7 @@
 """The kernels as NVRTC takes them: one text per ``.cu`` file, headers put in place.
 
-CuPy keeps compiled kernels on disk under a hash of their source, and does not look into headers found by ``-I``: with
-the headers inside the source a changed header is a changed hash.
+Compiled kernels are kept on disk under a hash of their source: with the headers inside it a changed header is a changed
+hash, and nobody has to find them.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from pathlib import Path
 from kvzip.devices import build
 from kvzip.errors import UnsupportedError
 
-OPTIONS = ("--std=c++17", "--fmad=false")
-"""No fused multiply-add: it rounds once where the CPU rounds twice."""
+OPTIONS = ("--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true", "--prec-sqrt=true")
+"""IEEE 754 to the letter. No fused multiply-add: it rounds once where the CPU rounds twice."""
 
 BLOCK_THREADS = 128
 """Threads of a block, ``WARPS_PER_BLOCK`` warps in kernels/warp_cuda.h."""

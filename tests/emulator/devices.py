@@ -111,11 +111,20 @@ class Ptx(HostDevice):
         return _ptx(file, self.arch)
 
 
+class CudaOnEmulator(Cuda):
+    """The cuda device itself, with :mod:`fake_cupy` where it expects CuPy, which emulates sources."""
+
+    def __init__(self) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("kvzip.devices.cuda.open_cupy", lambda index: fake_cupy)
+            super().__init__()
+
+    def _load(self, file: str) -> Any:
+        return fake_cupy.emulated(cuda_source.sources()[file])
+
+
 def cuda_on_emulator() -> Cuda:
-    """The cuda device itself, with :mod:`fake_cupy` where it expects CuPy."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvzip.devices.cuda.open_cupy", lambda index: fake_cupy)
-        return Cuda()
+    return CudaOnEmulator()
 
 
 @cache

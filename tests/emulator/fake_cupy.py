@@ -17,15 +17,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvzip.devices.build import BuildError
+from kvzip.devices.cuda_compile import CompileError
 from tests.emulator import building
 from tests.emulator.module import Buffer, Module
 
 GARBAGE = 0xA5
 ALIGNMENT = 512
-
-
-class CompileException(Exception):  # noqa: N818  (CuPy's name)
-    pass
 
 
 class OutOfMemoryError(MemoryError):
@@ -229,17 +226,10 @@ def _is_pinned(array: np.ndarray) -> bool:
 
 
 class RawModule:
-    """Kernels from CUDA C++, emulated."""
+    """Kernels of a source, emulated."""
 
-    def __init__(self, *, code: str, options: tuple[str, ...], backend: str) -> None:
-        assert backend == "nvrtc" and "--fmad=false" in options
+    def __init__(self, code: str) -> None:
         self.code = code
-
-    def compile(self) -> None:
-        try:
-            _module(self.code)
-        except BuildError as error:
-            raise CompileException(str(error)) from error
 
     def get_function(self, name: str) -> Callable[..., None]:
         def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
@@ -256,6 +246,15 @@ class RawModule:
         return launch
 
 
+def emulated(code: str) -> RawModule:
+    """What ``RawModule(path=...)`` gives for the compiled source."""
+    try:
+        _module(code)
+    except BuildError as error:
+        raise CompileError(str(error)) from error
+    return RawModule(code)
+
+
 @cache
 def _module(code: str) -> Module:
     return Module(building.from_cuda(code, "raw-module"))
@@ -267,7 +266,6 @@ class _Cuda(SimpleNamespace):
     Stream = Stream
     MemoryPool = MemoryPool
     memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
-    compiler = SimpleNamespace(CompileException=CompileException)
     driver = SimpleNamespace(CUDADriverError=CUDADriverError)
     runtime = SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError,
