@@ -44,10 +44,7 @@ struct Fp8Format {
 // 61440 rounds up to 65536.
 struct E4m3 : Fp8Format<3, 120, 0x3c800000, 0x43e80000, 0x7e, 0x7f> {
   static METHOD vf32 decode(vu32 b) {
-    vu32 magnitude = b & 0x7fu;
-    vf32 normal = as_float((magnitude << 20) + (120u << 23));
-    vf32 subnormal = int_to_float(magnitude) * 0.001953125f;
-    vu32 bits = as_bits(select(magnitude < 8u, subnormal, normal));
+    vu32 magnitude = b & 0x7fu, bits = as_bits(short_float<3, 120>(magnitude));
     bits = select(magnitude == 0x7fu, splat(0x7fc00000), bits);
     return as_float(bits | (b & 0x80u) << 24);
   }

@@ -338,6 +338,15 @@ FN vu16 float_to_half(vf32 f) {
 }
 FN float scalar_half_to_float(u32 bits) { return half_to_float(splat16(bits))[0]; }
 
+// A positive float of MANTISSA bits whose exponents are those of float32 less BIAS, subnormal ones included. (Arithmetic on
+// float32's own subnormals would take hundreds of cycles.)
+template <u32 MANTISSA, u32 BIAS>
+FN vf32 short_float(vu32 bits) {
+  vf32 normal = as_float((bits << (23 - MANTISSA)) + (BIAS << 23));
+  vf32 subnormal = int_to_float(bits) * scalar_as_float((BIAS + 1 - MANTISSA) << 23);
+  return select(bits < (1u << MANTISSA), subnormal, normal);
+}
+
 // ------------------------------------------------------------------------------------------- rANS primitives
 #if KVZIP_AVX2
 // For each of 256 masks of 8 lanes: the word that each lane takes.

@@ -247,6 +247,12 @@ FN vu16 float_to_half(vf32 f) {
 }
 FN float scalar_half_to_float(u32 bits) { return half_to_float(bits); }
 
+// A positive float of MANTISSA bits whose exponents are those of float32 less BIAS, subnormal ones included.
+template <u32 MANTISSA, u32 BIAS>
+FN vf32 short_float(vu32 bits) {
+  return as_float(bits << (23 - MANTISSA)) * as_float((127 + BIAS) << 23);
+}
+
 // ------------------------------------------------------------------------------------------- rANS primitives
 // Lanes with m shift in the next 16-bit words at p, in lane order.
 FN vu32 pull_words(const u16*& p, bool m, vu32 x) {
