@@ -79,6 +79,8 @@ def measure(
         restored = [
             device.to_host(target).view(array.dtype) for target, array in zip(targets, sample.arrays, strict=True)
         ]
+    errors = _errors(sample, restored)
+    lossy = any(error.relative for error in errors)
     bound = next((bound for bound in assignment.codecs if bound.name == codec.name), assignment.codecs[0])
     return Row(
         name=name or codec.name,
@@ -89,9 +91,9 @@ def measure(
         copies=copies,
         codec=bound,
         totals=totals,
-        errors=_errors(sample, restored),
+        errors=errors,
         attention=attention_errors(sample, restored, judge.queries) if judge.queries else [],
-        quality=judge.continuation.judge(sample, restored) if judge.continuation else None,
+        quality=judge.continuation.judge(sample, restored) if judge.continuation and lossy else None,
     )
 
 

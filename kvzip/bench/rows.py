@@ -42,7 +42,7 @@ class Row:
         totals: the bytes of the ``.kvz`` by component.
         errors: of each plane, measured on what was decoded.
         attention: of each layer, what the errors do to attention.
-        quality: what they do to a model's predictions, if one was asked.
+        quality: what they do to a model's predictions, if one was asked and there are any.
         version: of a peer.
     """
 

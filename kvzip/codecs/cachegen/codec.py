@@ -80,7 +80,7 @@ class CacheGen(Codec):
 
     @classmethod
     def ladder(cls) -> list[str]:
-        return ["", "level=1", "level=3", "level=7", "level=9", "coder=range"]
+        return ["", "level=1", "level=3", "level=7", "level=9", "levels=3", "coder=range"]
 
     def bind(self, planes: Sequence[Plane]) -> Self:
         layers = max((plane.layer for plane in planes), default=-1) + 1
