@@ -80,6 +80,13 @@ struct RansDecoder {
     x = pull_words(position, x < RANS_START, x);
     position = position > end ? end + 1 : position;
   }
+  // Up to 12 raw bits per lane: a symbol of equal frequencies. Lanes with none stay as they are.
+  METHOD vu32 bits(vu32 count) {
+    vu32 slot = x & (RANS_SCALE - 1), frequency = splat(RANS_SCALE) >> count;
+    vu32 value = slot >> (RANS_BITS - count);
+    advance(frequency, slot & (frequency - 1u));
+    return value;
+  }
   METHOD bool finished() const { return position == end && ballot((x >> 16) != 1u) == 0; }
   METHOD vu16 rider() const { return narrow(x & 0xffffu); }
 };
@@ -93,6 +100,13 @@ struct RansEncoder {
     encoder.position = end;
     encoder.x = rider | RANS_START;
     return encoder;
+  }
+  // The mirror of the decoder's `bits`: the lowest `count` bits of the value.
+  METHOD void put_bits(vu32 value, vu32 count) {
+    vu32 frequency = splat(RANS_SCALE) >> count, shift = RANS_BITS - count;
+    x = push_words(position, (x >> 20) >= frequency, x);
+    value = value & ((splat(1) << count) - 1u);
+    x = ((x >> shift) << RANS_BITS) + (value << shift) + (x & (frequency - 1u));
   }
   template <int N>
   METHOD void put(const u16* cumulative, vu16 symbol) {

@@ -51,6 +51,13 @@ FN vf32 warp_sum(vf32 x) {
   x = x + shuffle_xor<8>(x);
   return x + shuffle_xor<16>(x);
 }
+FN u32 warp_total(vu32 x) {
+  x = x + shuffle_xor<1>(x);
+  x = x + shuffle_xor<2>(x);
+  x = x + shuffle_xor<4>(x);
+  x = x + shuffle_xor<8>(x);
+  return first_lane(x + shuffle_xor<16>(x));
+}
 FN vf32 warp_max(vf32 x) {
   x = maximum(x, shuffle_xor<1>(x));
   x = maximum(x, shuffle_xor<2>(x));

@@ -12,6 +12,10 @@
 #define FOR_EACH_FLIGHT(warp, flight, groups)                                                   \
   for (int warp = first_warp, flight;                                                           \
        warp < last_warp && (flight = flight_of(warp, last_warp, (int)(groups))); warp += flight)
+// The same, with the next warp where `joined` says that it goes with this one.
+#define FOR_EACH_FLIGHT_WHERE(warp, flight, joined)                                                       \
+  for (int warp = first_warp, flight;                                                                     \
+       warp < last_warp && (flight = warp + 1 < last_warp && (joined) ? FLIGHT : 1, true); warp += flight)
 // Scratch memory of one warp. On the CPU a warp runs alone, so it is on the stack.
 #define WARP_SHARED(type, name, count) alignas(64) type name[count]
 // How many warps a core keeps in flight to hide the latency of a serial decoder.
@@ -60,6 +64,7 @@ FN vf32 splatf(float x) { return x - (vf32){}; }
 FN vf32 as_float(vu32 x) { return bit_copy<vf32>(x); }
 FN vu32 as_bits(vf32 x) { return bit_copy<vu32>(x); }
 FN float scalar_as_float(u32 x) { return bit_copy<float>(x); }
+FN u32 scalar_as_bits(float x) { return bit_copy<u32>(x); }
 FN vu16 narrow(vu32 x) { return __builtin_convertvector(x, vu16); }
 FN vu32 widen(vu16 x) { return __builtin_convertvector(x, vu32); }
 FN vu32 widen(vu32 x) { return x; }
@@ -69,6 +74,7 @@ FN vf32 select(vm32 m, vf32 a, vf32 b) { return m ? a : b; }
 FN vu16 select(vm16 m, vu16 a, vu16 b) { return m ? a : b; }
 FN vu32 maximum(vu32 a, vu32 b) { return (vm32)(a > b) ? a : b; }
 FN vu16 maximum(vu16 a, vu16 b) { return (vm16)(a > b) ? a : b; }
+FN vu32 shift_right_signed(vu32 x, vu32 by) { return (vu32)((vm32)x >> (vm32)by); }
 FN void warp_sync() {}
 
 #define LANES_XOR_8(d, b) (b) ^ d, ((b) + 1) ^ d, ((b) + 2) ^ d, ((b) + 3) ^ d, ((b) + 4) ^ d, ((b) + 5) ^ d, ((b) + 6) ^ d, ((b) + 7) ^ d
@@ -135,12 +141,14 @@ FN void store_lanes(u8* p, vu16 v) { store_u8(p, v); }
 // The first `count` lanes from memory, the others 0; and into memory.
 template <class T>
 FN auto load_some(const T* p, u32 count) {
+  if (__builtin_expect(count == LANES, true)) return load_lanes(p);
   decltype(load_lanes(p)) v = {};
   for (u32 l = 0; l < count; ++l) v[l] = p[l];
   return v;
 }
 template <class T, class V>
 FN void store_some(T* p, V v, u32 count) {
+  if (__builtin_expect(count == LANES, true)) return store_lanes(p, v);
   for (u32 l = 0; l < count; ++l) p[l] = (T)v[l];
 }
 // The lanes' lowest bytes into memory: of all lanes, or of the first `count`.
@@ -217,6 +225,19 @@ struct Column {
       u32 channel = first + l;
       c.offsets[l] = (i64)(channel / plane.head_dim) * plane.head_stride + (i64)(channel % plane.head_dim) * (i64)sizeof(raw);
     }
+    return c;
+  }
+  // Any channels, one per lane, of which the first `active` count; `whole` if they are neighbours.
+  static METHOD Column of_channels(const Plane& plane, vu32 channels, u32 active) {
+    Column c;
+    c.base = (u8*)plane.data;
+    c.token_stride = plane.token_stride;
+    c.active = active;
+    for (u32 l = 0; l < LANES; ++l)
+      c.offsets[l] = (i64)(channels[l] / plane.head_dim) * plane.head_stride +
+                     (i64)(channels[l] % plane.head_dim) * (i64)sizeof(raw);
+    c.whole = active == LANES;
+    for (u32 l = 0; l < LANES; ++l) c.whole = c.whole && c.offsets[l] == c.offsets[0] + (i64)(l * sizeof(raw));
     return c;
   }
   METHOD vm32 idle() const { return (vm32)(lane_ids() >= active); }

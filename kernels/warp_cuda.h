@@ -10,6 +10,7 @@ enum : int { WARPS_PER_BLOCK = 4 };
 #define FOR_EACH_FLIGHT(warp, flight, groups) \
   enum : int { flight = 1 };                  \
   FOR_EACH_WARP(warp)
+#define FOR_EACH_FLIGHT_WHERE(warp, flight, joined) FOR_EACH_FLIGHT(warp, flight, 1)
 // Scratch memory of one warp, in shared memory.
 #define WARP_SHARED(type, name, count)                        \
   __shared__ type name##_of_block[WARPS_PER_BLOCK * (count)]; \
@@ -32,12 +33,14 @@ FN vf32 splatf(float x) { return x; }
 FN vf32 as_float(vu32 x) { return __uint_as_float(x); }
 FN vu32 as_bits(vf32 x) { return __float_as_uint(x); }
 FN float scalar_as_float(u32 x) { return __uint_as_float(x); }
+FN u32 scalar_as_bits(float x) { return __float_as_uint(x); }
 FN vu16 narrow(vu32 x) { return x & 0xffffu; }
 FN vu32 widen(vu32 x) { return x; }
 FN vf32 int_to_float(vu32 x) { return (float)(int)x; }
 FN vu32 select(bool m, vu32 a, vu32 b) { return m ? a : b; }
 FN vf32 select(bool m, vf32 a, vf32 b) { return m ? a : b; }
 FN vu32 maximum(vu32 a, vu32 b) { return a > b ? a : b; }
+FN vu32 shift_right_signed(vu32 x, vu32 by) { return (u32)((int)x >> by); }
 FN void warp_sync() { __syncwarp(); }
 template <int D>
 FN vf32 shuffle_xor(vf32 v) {
@@ -118,6 +121,15 @@ struct Column {
     u32 left = plane.heads * plane.head_dim - group * LANES;
     c.active = left < LANES ? left : LANES;
     if (lane() >= c.active) channel = 0;
+    c.token_stride = plane.token_stride;
+    c.base = (u8*)plane.data + (i64)(channel / plane.head_dim) * plane.head_stride +
+             (i64)(channel % plane.head_dim) * (i64)sizeof(typename E::raw);
+    return c;
+  }
+  // Any channels, one per lane, of which the first `active` count.
+  static METHOD Column of_channels(const Plane& plane, vu32 channel, u32 active) {
+    Column c;
+    c.active = active;
     c.token_stride = plane.token_stride;
     c.base = (u8*)plane.data + (i64)(channel / plane.head_dim) * plane.head_stride +
              (i64)(channel % plane.head_dim) * (i64)sizeof(typename E::raw);

@@ -27,6 +27,7 @@ from kvzip.opening import PathLike, Tensors, open_reader, open_restored, open_so
 from kvzip.pipeline import Report, StoredCache, assign, collect, decode_plane
 from kvzip.pipeline import compress as run_compress
 from kvzip.pipeline import decompress as run_decompress
+from kvzip.pipeline.study import at_random, reader
 from kvzip.tensorfile import TensorSource
 from kvzip.torch_border import to_torch
 
@@ -85,12 +86,12 @@ def compress(
         OSError: a file cannot be read or written.
     """
     where = _device(device, threads)
-    with open_source(source, where) as opened:
+    chosen = get_codec(codec, **options)
+    with open_source(source, where) as origin, at_random(origin, chosen.studies, notice) as opened:
         cache_map = map_cache(opened, layout=layout, heads=heads, head_dim=head_dim)
         for text in cache_map.notices:
             notice(text)
-        chosen = get_codec(codec, **options)
-        assignment = assign(cache_map.planes, lambda plane: chosen, notice)
+        assignment = assign(cache_map.planes, lambda plane: chosen, notice, reader(opened, cache_map))
         _check_block_tokens(block_tokens)
         with open_target(target, source, force=force, sync=sync) as sink:
             report = run_compress(

@@ -56,7 +56,9 @@ def measure(
         notice: is told of planes that are stored raw.
     """
     judge = judge or Judge()
-    assignment = assign(sample.planes, lambda plane: codec, notice)
+    assignment = assign(
+        sample.planes, lambda plane: codec, notice, lambda plane, tokens: sample.arrays[plane.index][:tokens]
+    )
     with device.activate():
         arrays = [device.to_device(array.view(stored_dtype(array.dtype.name, device))) for array in sample.arrays]
         targets = [device.xp.empty(array.shape, array.dtype) for array in arrays]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -14,6 +14,10 @@ Sections = Mapping[str, Array]
 """What a block becomes: byte arrays (uint8, on the device) by four-letter tag, in the order in which they are
 stored.
 """
+
+
+Read = Callable[[Plane, int], Any]
+"""Gives the first so many tokens of a plane: a numpy array ``[tokens, heads, head_dim]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class Codec(ABC):
 
     name: ClassVar[str]
     lossless: ClassVar[bool] = False
+    studies: ClassVar[bool] = False
+    """Whether :meth:`study` wants to look at the numbers first. A pipe is then spooled."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -73,6 +79,13 @@ class Codec(ABC):
         first, ``""`` for the defaults.
         """
         return [""]
+
+    def study(self, planes: Sequence[Plane], read: Read, notice: Callable[[str], None]) -> Self:
+        """A codec with every choice made that depends on the numbers in the cache, for codecs that have such choices.
+
+        Only called where ``studies`` is set; before :meth:`bind`, with the planes that the codec is to code.
+        """
+        return self
 
     def bind(self, planes: Sequence[Plane]) -> Self:
         """A codec with every choice that depends on the cache (bins per layer, say) made and fixed in

@@ -47,6 +47,12 @@ class SectionReader:
             raise self._corrupt(f"section {tag} has {section.nbytes} bytes, expected {expected}")
         return self._device.address(section), count
 
+    def words(self, tag: str) -> np.ndarray:
+        """A section of 32-bit words, on the host. Raises CorruptError as :meth:`array` does."""
+        section = self._sections.get(tag)
+        self.array(tag, 4)
+        return np.array(self._device.to_host(section)).view(np.uint32)
+
     def done(self) -> None:
         """Raises CorruptError if a section is left over."""
         if self._sections:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvzip.cache import Plane
-from kvzip.codecs.base import Codec
+from kvzip.codecs.base import Codec, Read
 from kvzip.codecs.raw import Raw
 
 
@@ -37,11 +37,15 @@ class Assignment:
 
 
 def assign(
-    planes: Sequence[Plane], choose: Callable[[Plane], Codec], notice: Callable[[str], None] = lambda text: None
+    planes: Sequence[Plane],
+    choose: Callable[[Plane], Codec],
+    notice: Callable[[str], None] = lambda text: None,
+    read: Read | None = None,
 ) -> Assignment:
     """Bind the codecs that ``choose`` names to their planes; what a codec does not support goes to ``raw``, losslessly.
 
     Tensors that are no KV always do. KV planes that have to are told to ``notice``, once per codec and dtype.
+    Codecs that study the numbers first do so with ``read``, if it is given.
     """
     raw = Raw()
     wanted: dict[int, Codec] = {}
@@ -59,5 +63,9 @@ def assign(
     # By identity: two codecs of equal parameters are one only if the caller made them one.
     distinct = list({id(wanted[plane.index]): wanted[plane.index] for plane in planes}.values())
     numbers = {id(codec): number for number, codec in enumerate(distinct)}
-    bound = [codec.bind([plane for plane in planes if wanted[plane.index] is codec]) for codec in distinct]
+    bound = []
+    for codec in distinct:
+        own = [plane for plane in planes if wanted[plane.index] is codec]
+        studied = codec.study(own, read, notice) if codec.studies and read is not None else codec
+        bound.append(studied.bind(own))
     return Assignment(tuple(bound), {index: numbers[id(codec)] for index, codec in wanted.items()})

@@ -12,12 +12,15 @@ from kvzip.errors import LimitError
 from kvzip.tensorfile import TensorSink, TensorSource, open_sink, open_tensors
 
 PIECE = 4 << 20
+OUT_OF_ORDER = "the planes are not coded in the order of their tensors"
 
 
 @contextmanager
-def spooled_source(source: TensorSource, notice: Callable[[str], None]) -> Iterator[TensorSource]:
+def spooled_source(
+    source: TensorSource, notice: Callable[[str], None], reason: str = OUT_OF_ORDER
+) -> Iterator[TensorSource]:
     """A copy of ``source`` in the temporary folder, which can be read at random."""
-    with _spool(f"{source.name} is a pipe", sum(file.size for file in source.files), notice) as file:
+    with _spool(f"{source.name} is a pipe, but {reason}", sum(file.size for file in source.files), notice) as file:
         _fill(source, file)
         with open_tensors(file) as copy:
             copy.name = source.name
@@ -28,7 +31,7 @@ def spooled_source(source: TensorSource, notice: Callable[[str], None]) -> Itera
 def spooled_sink(sink: TensorSink, notice: Callable[[str], None]) -> Iterator[TensorSink]:
     """A temporary file that can be written at random, and is copied to ``sink`` on a clean exit."""
     (target,) = sink.files
-    with _spool("the output is a pipe", target.size, notice) as file:
+    with _spool(f"the output is a pipe, but {OUT_OF_ORDER}", target.size, notice) as file:
         copy = open_sink(file, sink.files)
         yield copy
         file.seek(position := len(target.header))
@@ -40,10 +43,7 @@ def spooled_sink(sink: TensorSink, notice: Callable[[str], None]) -> Iterator[Te
 @contextmanager
 def _spool(why: str, size: int, notice: Callable[[str], None]) -> Iterator[BinaryIO]:
     folder = tempfile.gettempdir()
-    notice(
-        f"{why}, but the planes are not coded in the order of their tensors: {size} bytes go through a temporary file"
-        f" in {folder} (TMPDIR)"
-    )
+    notice(f"{why}: {size} bytes go through a temporary file in {folder} (TMPDIR)")
     stats = os.statvfs(folder) if hasattr(os, "statvfs") else None
     if stats is not None and stats.f_bavail * stats.f_frsize < size:
         raise LimitError(
