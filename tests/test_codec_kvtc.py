@@ -40,7 +40,7 @@ def test_tables_are_those_of_the_reference(alphabet: int) -> None:
     np.testing.assert_array_equal(windows.deviations(), oracle.deviations())
 
 
-@pytest.mark.parametrize("step", [0.05, 1.35, 6.0])
+@pytest.mark.parametrize("step", [0.05, 0.4, 1.35])
 def test_numbers_and_cost_are_those_of_the_reference(step: float, cpu: Device) -> None:
     """The step bounds every error, and the streams cost what the reference's tables say, within half a percent."""
     arrays = keys_and_values(500, 2, 64, "float32")
@@ -61,7 +61,7 @@ def test_numbers_and_cost_are_those_of_the_reference(step: float, cpu: Device) -
         assert (np.abs(one[1:] - expected[1:]) > scale * step * 1e-3).mean() < 1e-3
         bits = block.bits(riders=False)
         # A lane's final state holds half a word of the stream, on average.
-        assert 8 * sections[i]["STRM"].nbytes + 8 * 128 == pytest.approx(bits["stream"], rel=5e-3, abs=800)
+        assert 8 * sections[i]["STRM"].nbytes + 8 * 128 == pytest.approx(bits["stream"], rel=5e-3)
         assert 8 * sections[i]["COLS"].nbytes == pytest.approx(bits["tables"], rel=2e-2)
 
 
