@@ -553,3 +553,61 @@ FN void increment_before(u8* p, vu32 position, vm32 m) {
     for (u8* at = p + position[__builtin_ctz(lanes)]; ++*--at == 0;) {
     }
 }
+
+// ------------------------------------------------------------------------------------------- arithmetic and packed numbers
+FN vf32 square_root(vf32 x) { return __builtin_elementwise_sqrt(x); }
+FN double scalar_square_root(double x) {
+  typedef double Pair __attribute__((vector_size(16)));
+  return __builtin_elementwise_sqrt((Pair){x, x})[0];
+}
+// The whole part of 0 <= x < 2^31.
+FN vu32 truncate(vf32 x) { return (vu32)__builtin_convertvector(x, vm32); }
+// table[index of the lane], of 16.
+FN vf32 lookup_16(const float* table, vu32 index) {
+#if KVZIP_AVX512
+  __m512i i[2];
+  __m512 entries = _mm512_loadu_ps(table), v[2];
+  __builtin_memcpy(i, &index, sizeof i);
+  v[0] = _mm512_permutexvar_ps(i[0], entries);
+  v[1] = _mm512_permutexvar_ps(i[1], entries);
+  return load_as<vf32>(v);
+#else
+  return gather_f32(table, index & 15u);
+#endif
+}
+
+typedef u8 Bytes16 __attribute__((vector_size(16)));
+typedef u8 Bytes128 __attribute__((vector_size(128)));
+template <class T, T... I>
+struct Sequence {};
+template <int B, int... I>
+FN vu16 byte_pairs(Bytes16 b, Sequence<int, I...>) {
+  return bit_copy<vu16>(__builtin_shufflevector(b, b, (I / 2 * B / 8 + I % 2)...));
+}
+template <int B, int... I>
+FN Bytes16 stream_bytes(Bytes128 b, Sequence<int, I...>) {
+  return __builtin_shufflevector(b, b, (I < 4 * B ? I / B * 32 + I % B : 0)...);
+}
+// `count` numbers of B <= 4 bits, a stream of bits, least significant first. A load may read 16 bytes from p on.
+template <int B>
+FN vu32 load_packed(const u8* p, u32 count) {
+  Bytes16 bytes = {};
+  if (count == LANES)
+    bytes = load_as<Bytes16>(p);
+  else
+    for (u32 i = 0; i < (count * B + 7) / 8; ++i) bytes[i] = p[i];
+  vu16 pairs = byte_pairs<B>(bytes, __make_integer_seq<Sequence, int, 64>());
+  return widen(pairs) >> (lane_ids() * (u32)B & 7u) & ((1u << B) - 1);
+}
+// Lanes from `count` on must be 0.
+template <int B>
+FN void store_packed(u8* p, vu32 v, u32 count) {
+  v = v | shuffle_xor<1>(v) << B;
+  v = v | shuffle_xor<2>(v) << 2 * B;
+  v = v | shuffle_xor<4>(v) << 4 * B;
+  Bytes16 bytes = stream_bytes<B>(bit_copy<Bytes128>(v), __make_integer_seq<Sequence, int, 16>());
+  if (count == LANES)
+    __builtin_memcpy(p, &bytes, 4 * B);
+  else
+    for (u32 i = 0; i < (count * B + 7) / 8; ++i) p[i] = bytes[i];
+}

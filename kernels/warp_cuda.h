@@ -326,3 +326,27 @@ FN void increment_before(u8* p, vu32 position, bool m) {
     while (++p[--position] == 0) {
     }
 }
+
+// ------------------------------------------------------------------------------------------- arithmetic and packed numbers
+FN vf32 square_root(vf32 x) { return __fsqrt_rn(x); }
+FN double scalar_square_root(double x) { return __dsqrt_rn(x); }
+// The whole part of 0 <= x < 2^31.
+FN vu32 truncate(vf32 x) { return (u32)(int)x; }
+// table[index of the lane], of 16.
+FN vf32 lookup_16(const float* table, vu32 index) { return table[index & 15u]; }
+// `count` numbers of B <= 4 bits, a stream of bits, least significant first.
+template <int B>
+FN vu32 load_packed(const u8* p, u32 count) {
+  u32 bit = lane() * B, byte = bit / 8, bytes = (count * B + 7) / 8;
+  u32 pair = (byte < bytes ? p[byte] : 0) | (byte + 1 < bytes ? (u32)p[byte + 1] << 8 : 0);
+  return pair >> bit % 8 & ((1u << B) - 1);
+}
+// Lanes from `count` on must be 0.
+template <int B>
+FN void store_packed(u8* p, vu32 v, u32 count) {
+  v |= shuffle_xor<1>(v) << B;
+  v |= shuffle_xor<2>(v) << 2 * B;
+  v |= shuffle_xor<4>(v) << 4 * B;
+  u32 byte = __shfl_sync(~0u, v, lane() / B * 8 & 31u) >> lane() % B * 8;
+  if (lane() < (count * B + 7) / 8) p[lane()] = (u8)byte;
+}

@@ -124,6 +124,8 @@ EMULATED unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   for (int i = 0; i < 4; ++i) result |= (unsigned)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
   return result;
 }
+EMULATED float __fsqrt_rn(float x) { return __builtin_elementwise_sqrt(x); }
+EMULATED double __dsqrt_rn(double x) { return __builtin_elementwise_sqrt(x); }
 template <class T>
 EMULATED T __ldg(const T* p) { return *p; }
 // The conversions as the hardware does them: all NaN become one.

@@ -27,6 +27,8 @@ _OPERATIONS = {
     "mul": "number(a * b)",
     "mul.rn": "number(a * b)",
     "div.rn": "number(a / b)",
+    "rcp.rn": "number((T)1 / a)",
+    "sqrt.rn": "number(square_root(a))",
     "mul.lo": "(T)(a * b)",
     "mul.hi": "high(a, b)",
     "mul.wide": "wide(a) * wide(b)",
@@ -199,17 +201,19 @@ class Instructions:
     def _cvt(self, modifiers: list[str], operands: list[str]) -> str:
         *how, to, source = modifiers
         x = self.value(operands[1], TYPES[source])
-        floats = {"f32", "f16", "bf16"}
+        floats = {"f64", "f32", "f16", "bf16"}
         x = {"f16": f"from_half({x})", "bf16": f"as<float>((u32){x} << 16)"}.get(source, x)
         match (to in floats, source in floats, how):
             case (False, False, []):
                 result = f"({TYPES[to]}){x}"
-            case (True, False, ["rn"]) if to == "f32":
-                result = f"(float){x}"
+            case (True, False, ["rn"]) if to in ("f32", "f64"):
+                result = f"({TYPES[to]}){x}"
             case (False, True, [rounding]) if source == "f32":
                 result = f"saturated<{TYPES[to]}>({_ROUNDINGS[rounding]}({x}))"
             case (True, True, []) if to == "f32":
                 result = f"number({x})"
+            case (True, True, ["rn"]) if (to, source) == ("f32", "f64"):
+                result = f"number((float){x})"
             case (True, True, ["rn"]) if to in ("f16", "bf16"):
                 result = f"{'to_half' if to == 'f16' else 'to_bfloat'}({x})"
             case (True, True, [rounding]) if to == source == "f32":

@@ -65,6 +65,8 @@ PTX float larger(float a, float b) { return a != a ? number(b) : b != b ? a : a 
 template <class T>
 PTX T magnitude(T x) { return x < 0 ? -x : x; }
 PTX float magnitude(float x) { return __builtin_fabsf(x); }
+PTX float square_root(float x) { return __builtin_elementwise_sqrt(x); }
+PTX double square_root(double x) { return __builtin_elementwise_sqrt(x); }
 template <class T>
 PTX T inverted(T x) { return (T)~x; }
 PTX bool inverted(bool x) { return !x; }
