@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import pytest
 
@@ -34,12 +35,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest planes take seconds in the emulator: there they run on the devices that run everything."""
-    params = {item: item.callspec.params for item in items if hasattr(item, "callspec")}
-    long = {item for item, found in params.items() if "geometry" in found and found["geometry"][0] > LONG}
-    dropped = {item for item in long if params[item].get("device") in SELDOM}
+    """What takes long in the emulator runs there on the two devices that run everything: long planes, other orders."""
+    dropped = {item for item in items if hasattr(item, "callspec") and _takes_long(item.callspec.params)}
     items[:] = [item for item in items if item not in dropped]
     config.hook.pytest_deselected(items=list(dropped))
+
+
+def _takes_long(params: dict[str, Any]) -> bool:
+    long = params.get("geometry", (0,))[0] > LONG or params.get("order", "token-major") != "token-major"
+    return long and params.get("device") in SELDOM
 
 
 @pytest.fixture(scope="session")

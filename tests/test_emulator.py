@@ -10,10 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvzip.codecs.base import Codec
+from kvzip.codecs.cachegen import CacheGen
+from kvzip.codecs.fp8 import Fp8
+from kvzip.devices.base import Device
+from tests import codecs
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator builds shared objects as on Linux")
 
 if sys.platform == "linux":
     from tests.emulator import building, ptx
+    from tests.emulator.devices import Emulated
     from tests.emulator.module import Buffer, EmulatorError, Module
 
 SOURCE = Path(__file__).parent.joinpath("emulator", "kernels", "broken.cu")
@@ -163,6 +170,18 @@ def test_arguments_of_the_wrong_width_are_refused(module: Module) -> None:
         launch(module, "read_uninitialized", out(), np.uint64(3))
     with pytest.raises(TypeError, match="parameters"):
         launch(module, "read_uninitialized", out())
+
+
+@pytest.mark.parametrize(
+    "codec", [Fp8(scale="token"), CacheGen(level=6), CacheGen(coder="range")], ids=lambda codec: str(codec.config())
+)
+def test_codecs_do_not_depend_on_the_order_of_threads(codec: Codec, cpu: Device) -> None:
+    """Promise: bytes are the same in any order in which a GPU may run its threads, not only in the one that other tests
+    see.
+    """
+    batch = codecs.batch_of([codecs.numbers(70, 3, 24, seed=seed) for seed in range(2)])
+    for seed in SEEDS:
+        codecs.check_same_bytes(codec, batch, Emulated(seed), cpu)
 
 
 # ---------------------------------------------------------------------------------------------------- the translator

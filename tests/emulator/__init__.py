@@ -1,10 +1,10 @@
 """CUDA without a GPU: kernels run on the CPU, from their C++ and from the PTX that NVRTC makes of it.
 
-``runtime.cpp`` runs CUDA's threads as fibers and checks what they do: every access against the buffers of a launch,
-its alignment and the other threads' accesses; every warp operation for lanes that do not come. Two ways lead to it:
+``runtime.cpp`` runs CUDA's threads as fibers and checks what they do: every access against the launch's buffers, its
+alignment and the other threads' accesses; every warp operation for lanes that do not come. Two ways lead to it:
 
-- ``cuda.h`` is CUDA C++ for a CPU's compiler, which is told to announce every load and store (an address sanitizer whose
-  shadow are the launch's own buffers);
+- ``cuda.h`` is CUDA C++ for a CPU's compiler, which is told to announce every load and store: an address sanitizer that
+  knows the launch's own buffers;
 - ``ptx.py`` translates PTX to C++ on ``ptx.h``.
 
 ``devices.py`` makes test devices of both, and one of the cuda device itself, with ``fake_cupy.py`` under it.
