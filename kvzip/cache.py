@@ -1,8 +1,8 @@
 """The vocabulary of a KV cache: planes, blocks, and the geometry that names them.
 
-A *plane* is one layer's keys, one layer's values or one layer's MLA latents: ``[tokens, heads, head_dim]``. A *block* is
-a run of tokens of one plane, or of a few neighbouring planes for codecs that span layers: what one frame holds and what
-can be read back alone. Tensors that are no KV travel as planes of kind ``"bytes"``: ``[n_bytes, 1, 1]`` of uint8.
+A *plane* is one layer's keys, one layer's values or one layer's MLA latents: ``[tokens, heads, head_dim]``. A *block*
+is a run of tokens of one plane, or of a few neighbouring planes for codecs that span layers: what one frame holds and
+what can be read back alone. Tensors that are no KV travel as planes of kind ``"bytes"``: ``[n_bytes, 1, 1]`` of uint8.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python tools/make_normal_table.py > kvzip/coding/normal.py
 
-The numbers are computed with 60 decimal digits from the Taylor series, so they are the same wherever this runs. They are
-committed all the same: the format depends on them.
+The numbers are computed with 60 decimal digits from the Taylor series, so they are the same wherever this runs. They
+are committed all the same: the format depends on them.
 """
 
 from decimal import Decimal, getcontext
