@@ -58,7 +58,9 @@ Plot = Annotated[
     str | None, typer.Option("--plot", metavar="PNG", help="Draw rate against distortion, and errors by layer.")
 ]
 
-QUICK_BYTES, QUICK_SECONDS = 64 << 20, 0.1
+SECONDS = 0.3
+QUICK_SECONDS = 0.1
+QUICK_BYTES = 64 << 20
 
 
 def bench(
@@ -103,27 +105,23 @@ def bench(
         raise UsageError("--json and --csv contradict each other", code="two-formats")
     if plot is not None:
         options.check_plot(plot, inputs, force)
-    default = QUICK_SECONDS if quick else None
+    if seconds is None:
+        seconds = QUICK_SECONDS if quick else SECONDS
 
     def work(name: str) -> None:
         from kvzip.bench import candidates, installed_peers, links, plan
-        from kvzip.bench.measuring import SECONDS
 
         ways, chosen = links(link), candidates(codec, quick)
-        language_model = _load_model(model, text_file, job)
-        subject = (
-            _subject_of_text(language_model, text_file, prefix)
-            if language_model and text_file
-            else _subject_of_file(job, name, (layout, heads, head_dim), quick)
-        )
+        language_model = _load_model(model, job)
+        if language_model and text_file:
+            subject = _subject_of_text(language_model, text_file, prefix)
+        else:
+            subject = _subject_of_file(job, name, (layout, heads, head_dim), quick)
         judge = _judge(subject, language_model, queries)
         peers, missing = ([], []) if codec else installed_peers(subject.sample, job.device, quick)
-        steps = plan(
-            subject.sample, chosen, peers, job.device, judge,
-            next(s for s in (seconds, default, SECONDS) if s is not None), job.messages.notice,
-        )  # fmt: skip
+        steps = plan(subject.sample, chosen, peers, job.device, judge, seconds, job.messages.notice)
+        rows: list[Row] = []
         with _until_stopped() as stopped:
-            rows: list[Row] = []
             _run(job, subject, steps, rows, forgiving=codec is None)
         report = Report(subject, str(job.device), judge, ways, rows, len(steps), missing)
         _show(report, as_json, as_csv, job.messages.verbose)
@@ -168,7 +166,7 @@ def _inputs(files: list[str] | None, model: str | None, text_file: str | None, q
     return [text_file]
 
 
-def _load_model(model: str | None, text_file: str | None, job: options.Job) -> LanguageModel | None:
+def _load_model(model: str | None, job: options.Job) -> LanguageModel | None:
     if model is None:
         return None
     from kvzip.evaluation import load_model
