@@ -1,0 +1,85 @@
+"""rANS of symbols that lie one a byte: the entropy coder behind quantizers that do not code by themselves.
+
+A block's symbols are uint8 ``[groups, rows, 32]``, group by group of 32 channels. Sections ``TABL``, ``STAT`` and
+``STRM`` are those of docs/format.md; the kernels are in kernels/symbols.cu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvzip.codecs.base import Batch, Sections
+from kvzip.coding import rans
+from kvzip.coding.sections import SectionReader, as_bytes
+from kvzip.coding.tables import TABLE_BITS
+from kvzip.devices.base import Array, Device
+
+BLOCK = np.dtype(
+    [(name, np.uint64) for name in ("symbols", "tables", "states", "words")]
+    + [(name, np.uint32) for name in ("rows", "row_capacity", "channels", "alphabet", "family", "word_count")]
+)
+"""The host side of ``struct SymbolBlock``."""
+
+
+def bound(rows: int, groups: int) -> int:
+    """The largest number of bytes that the three sections can have."""
+    return groups * (rans.word_capacity(rows) * 2 + rans.STATE_WORDS * 4 + TABLE_BITS * 4)
+
+
+def encode(symbols: Array, rows: np.ndarray, channels: int, alphabet: int, device: Device) -> list[Sections]:
+    """The sections of ``symbols``, uint8 ``[blocks, groups, capacity, 32]``, of which block ``i`` has ``rows[i]``."""
+    xp, (count, groups, row_capacity, _) = device.xp, symbols.shape
+    tables = rans.DeviceTables.of([alphabet], device)
+    index = xp.empty((count, groups, TABLE_BITS), np.uint32)
+    states = xp.empty((count, groups, rans.STATE_WORDS), np.uint32)
+    blocks = _describe(symbols, rows, channels, alphabet, device)
+    blocks["tables"] = device.address(index) + np.arange(count) * (groups * TABLE_BITS * 4)
+    blocks["states"] = device.address(states) + np.arange(count) * (groups * rans.STATE_WORDS * 4)
+    capacity = rans.word_capacity(row_capacity)
+    words = device.scratch("symbols.words", (count * groups, capacity), np.uint16)
+    device.launch(
+        "symbols_encode", count * groups, device.to_device(blocks), tables.families, tables.costs, tables.variances,
+        words, np.uint32(groups), np.uint32(capacity),
+    )  # fmt: skip
+    lengths = device.to_host(states[:, :, 0]).astype(np.int64).reshape(-1)
+    streams, starts = rans.gather_runs(words, lengths, capacity, groups, device, from_end=True)
+    return [
+        {"TABL": as_bytes(index[i]), "STAT": as_bytes(states[i]), "STRM": streams[starts[i] : starts[i + 1]]}
+        for i in range(count)
+    ]
+
+
+def decode(
+    symbols: Array, rows: np.ndarray, channels: int, alphabet: int,
+    batch: Batch, readers: Sequence[SectionReader], device: Device,
+) -> None:  # fmt: skip
+    """Fill ``symbols`` from the three sections of each reader.
+
+    Raises:
+        CorruptError: a section has the wrong length, or a stream does not end where it must.
+    """
+    count, groups = symbols.shape[:2]
+    blocks = _describe(symbols, rows, channels, alphabet, device)
+    for fields, reader in zip(blocks, readers, strict=True):
+        fields["tables"], _ = reader.array("TABL", 4, exactly=groups * TABLE_BITS)
+        fields["states"], _ = reader.array("STAT", 4, exactly=groups * rans.STATE_WORDS)
+        fields["words"], fields["word_count"] = reader.array("STRM", 2)
+    status = device.scratch("symbols.status", (count, groups), np.uint32)
+    tables = rans.DeviceTables.of([alphabet], device)
+    device.launch(
+        "symbols_decode", count * groups, device.to_device(blocks), tables.families, status, np.uint32(groups)
+    )
+    rans.check_status(device.to_host(status), batch)
+
+
+def _describe(symbols: Array, rows: np.ndarray, channels: int, alphabet: int, device: Device) -> np.ndarray:
+    count, groups, row_capacity, _ = symbols.shape
+    blocks = np.zeros(count, BLOCK)
+    blocks["symbols"] = device.address(symbols) + np.arange(count) * (groups * row_capacity * rans.LANES)
+    blocks["rows"] = rows
+    blocks["row_capacity"] = row_capacity
+    blocks["channels"] = channels
+    blocks["alphabet"] = alphabet
+    return blocks
