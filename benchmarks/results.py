@@ -24,12 +24,24 @@ from pathlib import Path
 import numpy as np
 
 import kvzip
-from kvzip.bench import Judge, Row, Sample, attention_errors, candidates, draw_queries, installed_peers, load, plan
+from kvzip.bench import (
+    Candidate,
+    Judge,
+    Row,
+    Sample,
+    attention_errors,
+    candidates,
+    draw_queries,
+    installed_peers,
+    load,
+    plan,
+)
 from kvzip.bench.model import CONFIDENCE, Continuation
 from kvzip.bench.picture import bench_picture, pareto
 from kvzip.bench.sample import token_ids
 from kvzip.bench.timing import Timing
 from kvzip.cache import Block
+from kvzip.codecs import get_codec
 from kvzip.devices import Device, get_device
 from kvzip.devices.cpu import available_cores
 from kvzip.devices.levels import processor_name
@@ -38,6 +50,7 @@ from kvzip.evaluation import LanguageModel, load_model
 from kvzip.layouts import map_cache
 from kvzip.lmcache.convert import export_cache, import_files
 from kvzip.pipeline.report import Tally
+from kvzip.profiles.profile import read as read_profile
 from kvzip.quality import differences
 from kvzip.tensorfile import open_tensors
 
@@ -47,6 +60,9 @@ Written by `make results`: every codec, at its presets and levels, on real cache
 side information; errors are means over the layers; what each column means stands in [cli.md](cli.md), under *What bench
 measures*. LMCache's rows are the blobs that kvzip writes byte for byte as LMCache 0.5.6 does, and what is decoded of
 them; its speed was not measured."""
+
+RUNGS = ("level=3", "level=5", "level=7")
+"""Of kvtc with a profile."""
 
 PACKAGES = ("numpy", "zstandard", "lz4", "zipnn", "lmcache", "torch", "transformers")
 
@@ -65,6 +81,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("caches", nargs="+", type=Path, help="real caches, with token_ids where a model is given")
     parser.add_argument("--model", type=Path, help="a GGUF file or model folder; asked about the caches that fit it")
+    parser.add_argument(
+        "--profile", type=Path, action="append", default=[], help="of kvtc, for the caches that it fits"
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="how long each measurement is repeated (0.5)")
     parser.add_argument("--output", type=Path, default=Path("docs/results.md"))
     options = parser.parse_args()
@@ -72,19 +91,28 @@ def main() -> None:
     model = load_model(options.model) if options.model else None
     groups: dict[str, list[Measured]] = {}
     for path in options.caches:
-        measured = _measure(path, model, device, options.seconds)
+        measured = _measure(path, model, options.profile, device, options.seconds)
         groups.setdefault(path.name.partition(".")[0], []).append(measured)
         # After every cache: a run that is stopped leaves what it has.
-        options.output.write_text("\n".join(_page(groups, model, device, options.output)) + "\n")
+        lines = [*_head(model, options.profile, device), *_groups(groups, options.output)]
+        options.output.write_text("\n".join(lines) + "\n")
 
 
-def _measure(path: Path, model: LanguageModel | None, device: Device, seconds: float) -> Measured:
+def _measure(
+    path: Path, model: LanguageModel | None, profiles: Sequence[Path], device: Device, seconds: float
+) -> Measured:
     with open_tensors(path) as source:
         sample, ids = load(source, map_cache(source)), token_ids(source)
     judge = _judge(sample, ids, model)
     peers, _ = installed_peers(sample, device)
     rows: list[Row] = []
-    for step in plan(sample, candidates(), peers, device, judge, seconds):
+    learned = [
+        Candidate(f"kvtc:profile={profile.name},{options}", get_codec(f"kvtc:profile={profile},{options}"))
+        for profile in profiles
+        for options in RUNGS
+    ]
+    chosen = [*candidates(), *learned]
+    for step in plan(sample, chosen, peers, device, judge, seconds):
         print(f"{path.name}: {step.name}", file=sys.stderr, flush=True)
         try:
             rows.append(step.run())
@@ -139,17 +167,19 @@ def _lmcache(path: Path, sample: Sample, judge: Judge, device: Device) -> Iterat
 # ------------------------------------------------------------------------------------------------------------- the page
 
 
-def _page(
-    groups: dict[str, list[Measured]], model: LanguageModel | None, device: Device, output: Path
-) -> Iterator[str]:
-    yield "# Results"
-    yield ""
-    yield INTRODUCTION
-    yield ""
+def _head(model: LanguageModel | None, profiles: Sequence[Path], device: Device) -> Iterator[str]:
+    yield f"# Results\n\n{INTRODUCTION}\n"
     yield f"- machine: {processor_name()}, {available_cores()} cores; {device}; {platform.system()}"
     yield f"- kvzip {kvzip.__version__}{_commit()}, Python {platform.python_version()}, {', '.join(_packages())}"
     if model is not None:
         yield f"- model: {model.name}, in float32 on the CPU"
+    for path in profiles:
+        profile = read_profile(path)
+        size = f"{path.stat().st_size / 1e6:.1f} MB, not counted in sizes"
+        yield f"- profile: {path.name}, {profile.hash[:16]}..., {size}"
+
+
+def _groups(groups: dict[str, list[Measured]], output: Path) -> Iterator[str]:
     for name, members in groups.items():
         yield from _group(name, members, output)
 

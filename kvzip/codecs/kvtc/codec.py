@@ -128,6 +128,10 @@ class KvTc(Codec):
     def _with(self, ropes: Ropes) -> Self:
         return type(self)(step_at=self.step_at, rope=ropes.to_json(), sinks=self.sinks, window=self.window)
 
+    @classmethod
+    def ladder(cls) -> list[str]:
+        return ["", "level=1", "level=3", "level=7", "level=9"]
+
     def supports(self, plane: Plane) -> bool:
         return plane.dtype in ELEMENT_SUFFIX and plane.kind != "bytes"
 

@@ -96,6 +96,11 @@ class TurboQuant(Codec):
         layers = self.layers or max((plane.layer for plane in planes), default=0) + 1
         return type(self)(**{**self.config(), "layers": layers})
 
+    @classmethod
+    def ladder(cls) -> list[str]:
+        presets = [name.removeprefix("turboquant_") for name in PRESETS]
+        return ["", *(f"preset={name}" for name in presets[1:]), *(f"preset={name},tuned=false" for name in presets)]
+
     def supports(self, plane: Plane) -> bool:
         if plane.dtype not in ELEMENT_SUFFIX or plane.kind == "bytes":
             return False
