@@ -56,6 +56,10 @@ class Integers(Codec):
     def config(self) -> dict[str, Any]:
         return {"symmetric": self.symmetric, "tuned": self.tuned}
 
+    @classmethod
+    def ladder(cls) -> list[str]:
+        return ["", "tuned=true", "symmetric=false", "symmetric=false,tuned=true"]
+
     def supports(self, plane: Plane) -> bool:
         return plane.dtype in ELEMENT_SUFFIX and plane.kind != "bytes"
 

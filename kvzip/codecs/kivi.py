@@ -69,6 +69,10 @@ class Kivi(Codec):
     def config(self) -> dict[str, Any]:
         return {"bits": self.bits, "residual": self.residual, "tuned": self.tuned}
 
+    @classmethod
+    def ladder(cls) -> list[str]:
+        return ["", "tuned=true", "bits=2", "bits=2,tuned=true"]
+
     def supports(self, plane: Plane) -> bool:
         return plane.dtype in ELEMENT_SUFFIX and plane.kind != "bytes"
 
