@@ -1,6 +1,6 @@
 # The two commands of the README (demo, test) and the developers' habits. `make setup` fetches what the others need into .venv.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check fmt bench results fuzz gpu-check wheels clean
+.PHONY: help setup demo test lint check fmt bench results fuzz gpu-check arm-check wheels clean
 
 # The first of these that is a Python 3.11 to 3.13; PYTHON=... chooses another.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -54,6 +54,9 @@ results: setup ## Measure all codecs on real caches and write docs/results.md.
 
 gpu-check: ## On a machine with a GPU and CuPy: equal bytes, damaged input, speed. Nothing is installed or fetched.
 	$(GPU_PYTHON) -m tools.gpu_check
+
+arm-check: setup ## The aarch64 wheel under qemu-user: the codecs' tests, and the same bytes as here. Debian.
+	$(BIN)/python -m tools.arm_check
 
 wheels: setup ## Wheels of all platforms and the source archive, into dist/.
 	rm -rf dist

@@ -2,6 +2,8 @@
 #pragma once
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #define FN static inline __attribute__((always_inline))
@@ -381,6 +383,20 @@ struct Expansion {
   }
 };
 static constexpr Expansion kExpansion;
+#elif defined(__aarch64__)
+// For each of 256 masks of 8 lanes: the bytes that each lane takes (none: beyond the table), and how many words they are.
+struct Expansion {
+  u8 bytes[256][16], words[256];
+  constexpr Expansion() : bytes(), words() {
+    for (int mask = 0; mask < 256; ++mask)
+      for (int byte = 0; byte < 16; ++byte) {
+        bool taken = mask >> byte / 2 & 1;
+        bytes[mask][byte] = taken ? 2 * words[mask] + byte % 2 : 255;
+        words[mask] += taken && byte % 2;
+      }
+  }
+};
+static constexpr Expansion kExpansion;
 #endif
 
 // Lanes with m shift in the next 16-bit words at p, in lane order. May read 32 words from p on.
@@ -407,6 +423,22 @@ FN vu32 pull_words(const u16*& p, vm32 m, vu32 x) {
     __m256i taken = _mm256_permutevar8x32_epi32(words, _mm256_loadu_si256((const __m256i*)kExpansion.lanes[k]));
     h[i] = _mm256_blendv_epi8(h[i], _mm256_or_si256(_mm256_slli_epi32(h[i], 16), taken), mask[i]);
     p += __builtin_popcount(k);
+  }
+  return load_as<vu32>(h);
+#elif defined(__aarch64__)
+  const uint16x8_t weights = {1, 2, 4, 8, 16, 32, 64, 128};
+  uint32x4_t h[8], mask[8];
+  __builtin_memcpy(h, &x, sizeof h);
+  __builtin_memcpy(mask, &m, sizeof mask);
+  for (int i = 0; i < 8; i += 2) {
+    uint16x8_t lanes = vcombine_u16(vmovn_u32(mask[i]), vmovn_u32(mask[i + 1]));
+    u32 k = vaddvq_u16(vandq_u16(lanes, weights));
+    uint8x16_t found = vqtbl1q_u8(load_as<uint8x16_t>(p), load_as<uint8x16_t>(kExpansion.bytes[k]));
+    uint16x8_t words = vreinterpretq_u16_u8(found);
+    // The word below, the state's low half above it.
+    h[i] = vbslq_u32(mask[i], vsliq_n_u32(vmovl_u16(vget_low_u16(words)), h[i], 16), h[i]);
+    h[i + 1] = vbslq_u32(mask[i + 1], vsliq_n_u32(vmovl_high_u16(words), h[i + 1], 16), h[i + 1]);
+    p += kExpansion.words[k];
   }
   return load_as<vu32>(h);
 #else

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import time
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
@@ -18,6 +19,7 @@ from kvzip.container import format as fmt
 from kvzip.devices import get_device
 from kvzip.errors import KvzipError
 from kvzip.pipeline import StoredCache, collect
+from tests.tensor_files import Pipe
 
 NUMBERS = (0, 1, 2, 3, 5, 8, 16, -1, 2**31 - 1, 2**40)
 WORDS = (
@@ -101,3 +103,17 @@ def test_a_forged_header_is_decoded_or_refused_by_name(codec: str) -> None:
                 assert error.code != type(error).default_code
                 outcomes["refused"] += 1
     assert min(outcomes.values()) > 20
+
+
+def test_tiny_blocks_cost_no_more_than_their_number() -> None:
+    """A few megabytes of blocks of one token each would keep a decoder that looks at all for each busy for hours."""
+    device = get_device("cpu", 1)
+    values = np.zeros((1, 12000, 1), np.float16)
+    begin = time.process_time()
+    packed = kvzip.compress(
+        {"layers.0.key": values, "layers.0.value": values}, codec="raw", block_tokens=1, device=device
+    )
+    assert len(kvzip.decompress(packed, device=device)) == 2
+    kvzip.decompress(Pipe(packed), io.BytesIO(), device=device)
+    # Linear: three seconds on a slow core. Square: three minutes.
+    assert time.process_time() - begin < 20

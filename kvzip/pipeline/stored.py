@@ -161,7 +161,9 @@ class StreamFrames:
         """
         ranges: dict[int, list[range]] = {}
         for group, start, stop in wants:
-            ranges.setdefault(group, []).append(range(start, stop))
+            found = ranges.setdefault(group, [])
+            joins = found and found[-1].stop == start
+            found.append(range(found.pop().start if joins else start, stop))
         left = sum(len(tokens) for group in ranges.values() for tokens in group)
         yield from chunks(self._until(ranges, left), lambda frame: frame.entry.block.nbytes, nbytes)
 

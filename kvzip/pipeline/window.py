@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -72,8 +74,13 @@ class Window:
     def pieces(self, plane: int, start: int, stop: int) -> list[Piece]:
         """What the window holds of tokens ``start:stop`` of the plane of index ``plane``, cut to that range."""
         found = []
-        for piece in self._pieces.get(plane, ()):
+        pieces = self._pieces.get(plane, [])
+        # Oldest tokens first: a file of many tiny blocks must not cost their square.
+        first = max(bisect_right(pieces, start, key=lambda piece: piece.start) - 1, 0)
+        for piece in islice(pieces, first, None):
             low, high = max(start, piece.start), min(stop, piece.stop)
+            if piece.start >= stop:
+                break
             if low < high:
                 found.append(Piece(low, high, piece.array[low - piece.start : high - piece.start]))
         return found

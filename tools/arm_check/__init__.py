@@ -1,0 +1,1 @@
+"""The aarch64 wheel, tried on an x86 machine: see __main__.py."""
