@@ -132,7 +132,7 @@ FN ColumnCode choose_columns(const KvtcBlock& block, u32 group, u32 active, u16*
       best_deviation = select(better, d, best_deviation);
       best_mean = select(better, m, best_mean);
     }
-    u32 total = warp_total(select(is_true(code.constant), splat(0), best_cost));
+    u32 total = first_lane(warp_sum(select(is_true(code.constant), splat(0), best_cost)));
     if (total < least) {
       least = total;
       code.alphabet = alphabet;

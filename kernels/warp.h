@@ -44,19 +44,13 @@ FN vu32 round_to_int(vf32 x) { return as_bits(x + 12582912.f) - 0x4b400000u; }
 
 // Sum and maximum over the lanes, in every lane. Neighbours first: so the sum is the same where a lane holds several
 // neighbouring channels.
-FN vf32 warp_sum(vf32 x) {
+template <class V>
+FN V warp_sum(V x) {
   x = x + shuffle_xor<1>(x);
   x = x + shuffle_xor<2>(x);
   x = x + shuffle_xor<4>(x);
   x = x + shuffle_xor<8>(x);
   return x + shuffle_xor<16>(x);
-}
-FN u32 warp_total(vu32 x) {
-  x = x + shuffle_xor<1>(x);
-  x = x + shuffle_xor<2>(x);
-  x = x + shuffle_xor<4>(x);
-  x = x + shuffle_xor<8>(x);
-  return first_lane(x + shuffle_xor<16>(x));
 }
 FN vf32 warp_max(vf32 x) {
   x = maximum(x, shuffle_xor<1>(x));
@@ -64,13 +58,6 @@ FN vf32 warp_max(vf32 x) {
   x = maximum(x, shuffle_xor<4>(x));
   x = maximum(x, shuffle_xor<8>(x));
   return maximum(x, shuffle_xor<16>(x));
-}
-FN vu32 warp_sum(vu32 x) {
-  x = x + shuffle_xor<1>(x);
-  x = x + shuffle_xor<2>(x);
-  x = x + shuffle_xor<4>(x);
-  x = x + shuffle_xor<8>(x);
-  return x + shuffle_xor<16>(x);
 }
 // The sum over the lanes before.
 template <int D = 1>
