@@ -20,13 +20,17 @@ SCHEMA = "kvzip-inspect/1"
 
 SECTIONS = {
     "CNTS": "symbol counts",
+    "CODE": "smallest steps",
     "DATA": "numbers",
     "EXCT": "exact tokens",
     "LENS": "stream lengths",
     "MAXT": "max tensors",
+    "NORM": "norms",
+    "OWNT": "table indexes of channels",
     "RAWB": "raw low bits",
     "ROWS": "exact tokens",
     "SCAL": "scales",
+    "SPRD": "steps above the smallest",
     "STAT": "stream lengths and states",
     "STRM": "coded symbols",
     "TABL": "table indexes",
@@ -34,7 +38,7 @@ SECTIONS = {
 }
 """What is in a section, by its tag; no two codecs give one tag two meanings."""
 
-MAX_TENSORS = ("MAXT", "SCAL", "TOKN")
+MAX_TENSORS = ("CODE", "MAXT", "NORM", "SCAL", "SPRD", "TOKN")
 """The sections that hold max tensors or scales."""
 
 
