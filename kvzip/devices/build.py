@@ -8,6 +8,7 @@ The build backend loads this file by its path, before kvzip's dependencies are t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -199,5 +200,7 @@ def _environment(scratch: Path) -> dict[str, str]:
 def _remove_stale(folder: Path, level: str, keep: Path) -> None:
     """Delete libraries of kernels that changed since. Young ones stay: another process may be about to load its own."""
     for path in folder.glob(f"kvzip-{level}-*"):
-        if path != keep and time.time() - path.stat().st_mtime > STALE_SECONDS:
-            path.unlink(missing_ok=True)
+        # Another process may be cleaning up, too.
+        with contextlib.suppress(FileNotFoundError):
+            if path != keep and time.time() - path.stat().st_mtime > STALE_SECONDS:
+                path.unlink()
