@@ -13,7 +13,6 @@ from typing import Any, BinaryIO, Literal, Self, overload
 import numpy as np
 
 from kvzip.cache import BLOCK_TOKENS, Kind, Plane
-from kvzip.codecs import get_codec
 from kvzip.codecs.base import Codec
 from kvzip.container import Header, Totals
 from kvzip.devices import get_device
@@ -24,7 +23,7 @@ from kvzip.identity import TokenIds
 from kvzip.identity import check as check_identity
 from kvzip.layouts import map_cache
 from kvzip.opening import PathLike, Tensors, open_reader, open_restored, open_source, open_stored, open_target
-from kvzip.pipeline import Report, StoredCache, assign, collect, decode_plane
+from kvzip.pipeline import Choice, Report, StoredCache, assign, collect, decode_plane
 from kvzip.pipeline import compress as run_compress
 from kvzip.pipeline import decompress as run_decompress
 from kvzip.pipeline.study import at_random, reader
@@ -48,6 +47,9 @@ def compress(
     target: PathLike | BinaryIO | None = None,
     *,
     codec: str | Codec = "cachegen",
+    k_codec: str | Codec | None = None,
+    v_codec: str | Codec | None = None,
+    layer_codec: str | None = None,
     layout: str | None = None,
     heads: int | None = None,
     head_dim: int | None = None,
@@ -69,6 +71,8 @@ def compress(
         target: where the ``.kvz`` goes: a path, ``"-"``, or an open binary stream, which stays open. If None, the bytes
             are returned instead of a report.
         codec: a name, a name with options (``"cachegen:level=7"``), or a codec object.
+        k_codec, v_codec: for keys or values alone, in place of ``codec``.
+        layer_codec: for some layers, in place of all these, as in ``"0-1:raw,2-:kivi:bits=2"``.
         layout: what the tensors' axes mean, where names and shapes do not tell; ``heads`` and ``head_dim`` go with it.
         device: ``"auto"``, ``"cpu"``, ``"cuda"``, ``"cuda:N"``, or a device object.
         threads: CPU threads; all if None.
@@ -79,19 +83,20 @@ def compress(
         sync: whether the file must have reached the disk on return.
         notice: is told, in sentences, what a user should know; logged by default.
         progress: is told how many more bytes of the source are done, from another thread.
-        options: the codec's options, such as ``level=7``.
+        options: the options of ``codec``, such as ``level=7``.
 
     Raises:
         KvzipError: one of the classes in :mod:`kvzip.errors`; then there is no target file.
         OSError: a file cannot be read or written.
     """
     where = _device(device, threads)
-    chosen = get_codec(codec, **options)
+    chosen = Choice.of(codec, k_codec, v_codec, layer_codec, **options)
     with open_source(source, where) as origin, at_random(origin, chosen.studies, notice) as opened:
         cache_map = map_cache(opened, layout=layout, heads=heads, head_dim=head_dim)
         for text in cache_map.notices:
             notice(text)
-        assignment = assign(cache_map.planes, lambda plane: chosen, notice, reader(opened, cache_map))
+        chosen.check(cache_map.planes)
+        assignment = assign(cache_map.planes, chosen, notice, reader(opened, cache_map))
         _check_block_tokens(block_tokens)
         with open_target(target, source, force=force, sync=sync) as sink:
             report = run_compress(

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from kvzip.pipeline import Report
 
 Codec = Annotated[
-    str, typer.Option("--codec", metavar="NAME[:OPT=VAL,...]", help="cachegen, fp8, raw (lossless), or another's.")
+    str,
+    typer.Option(
+        "--codec", metavar="NAME[:OPT=VAL,...]", help="cachegen, kivi, fp8, int8, int4, lossless, raw, or another's."
+    ),
+]
+KCodec = Annotated[str | None, typer.Option("--k-codec", metavar="NAME[:...]", help="For keys, in place of --codec.")]
+VCodec = Annotated[str | None, typer.Option("--v-codec", metavar="NAME[:...]", help="For values, in place of --codec.")]
+LayerCodec = Annotated[
+    str | None,
+    typer.Option("--layer-codec", metavar="LAYERS:NAME,...", help="For some layers, as in 0-1:raw,2-:kivi:bits=2."),
 ]
 Level = Annotated[
     int | None, typer.Option("--level", metavar="1..9", min=1, max=9, help="More bins, less error; 5 is the codec's.")
@@ -51,6 +60,9 @@ def compress(
     output: options.Output = None,
     stdout: options.Stdout = False,
     codec: Codec = "cachegen",
+    k_codec: KCodec = None,
+    v_codec: VCodec = None,
+    layer_codec: LayerCodec = None,
     level: Level = None,
     k_bins: Bins = None,
     v_bins: Bins = None,
@@ -81,6 +93,7 @@ def compress(
       kvzip compress kv.safetensors
       kvzip compress kv.safetensors --codec fp8:scale=head -o small.kvz
       kvzip compress kv.safetensors --level 7 --sinks 4
+      kvzip compress kv.safetensors --k-codec int8 --v-codec kivi:bits=2 --layer-codec 0-1:lossless
       kvzip compress kv.safetensors --report --fail-above 0.3
       kvzip compress cache.safetensors --layout L,kv,T,H,D
       kvzip compress kv.safetensors --model llama-3-8b --token-ids ids.json
@@ -91,6 +104,8 @@ def compress(
     target = check_targets(inputs, output, stdout, force=force, keep=keep, remove=remove)
     given = {"level": level, "k_bins": k_bins, "v_bins": v_bins, "sinks": sinks, "coder": coder}
     codec_options = {name: value for name, value in given.items() if value is not None}
+    apart = {"keys": k_codec, "values": v_codec, "layers": layer_codec}
+    label = ", ".join([codec, *(f"{which} {spec}" for which, spec in apart.items() if spec is not None)])
 
     def work(name: str) -> None:
         from kvzip.api import compress as run
@@ -101,11 +116,12 @@ def compress(
         with job.progress("compress", name, lambda: _size(name)) as update:
             report = run(
                 name, where,
-                codec=codec, layout=layout, heads=heads, head_dim=head_dim, device=job.device,
+                codec=codec, k_codec=k_codec, v_codec=v_codec, layer_codec=layer_codec,
+                layout=layout, heads=heads, head_dim=head_dim, device=job.device,
                 block_tokens=block_tokens, identity=_identity(name, model, token_ids), force=force, sync=sync or remove,
                 notice=job.messages.notice, progress=update, **codec_options,
             )  # fmt: skip
-        _tell(job.messages, name, where, codec, report, time.perf_counter() - begin, show_errors)
+        _tell(job.messages, name, where, label, report, time.perf_counter() - begin, show_errors)
         judge(text.called(name), report.errors, fail_above)
         if before is not None:
             remove_source(name, before, lambda: _read_back(where))
