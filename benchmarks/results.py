@@ -16,7 +16,8 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -64,6 +65,9 @@ them; its speed was not measured."""
 RUNGS = ("level=3", "level=5", "level=7")
 """Of kvtc with a profile."""
 
+LEAST_OTHERS = 3
+"""Caches that a profile is learned from, at least."""
+
 PACKAGES = ("numpy", "zstandard", "lz4", "zipnn", "lmcache", "torch", "transformers")
 
 
@@ -84,6 +88,9 @@ def main() -> None:
     parser.add_argument(
         "--profile", type=Path, action="append", default=[], help="of kvtc, for the caches that it fits"
     )
+    parser.add_argument(
+        "--train", type=int, metavar="LAYERS", help="also learn profiles, each from a model's other caches"
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="how long each measurement is repeated (0.5)")
     parser.add_argument("--output", type=Path, default=Path("docs/results.md"))
     options = parser.parse_args()
@@ -91,15 +98,31 @@ def main() -> None:
     model = load_model(options.model) if options.model else None
     groups: dict[str, list[Measured]] = {}
     for path in options.caches:
-        measured = _measure(path, model, options.profile, device, options.seconds)
-        groups.setdefault(path.name.partition(".")[0], []).append(measured)
+        with tempfile.TemporaryDirectory(prefix="kvzip-results-") as folder:
+            profiles = {profile.name: profile for profile in options.profile}
+            others = [other for other in options.caches if _model_of(other) == _model_of(path) and other != path]
+            if options.train and len(others) >= LEAST_OTHERS:
+                profiles["others"] = _learned(others, options.train, Path(folder) / "others.kvp")
+            measured = _measure(path, model, profiles, device, options.seconds)
+        groups.setdefault(_model_of(path), []).append(measured)
         # After every cache: a run that is stopped leaves what it has.
-        lines = [*_head(model, options.profile, device), *_groups(groups, options.output)]
+        lines = [*_head(model, options.profile, options.train, device), *_groups(groups, options.output)]
         options.output.write_text("\n".join(lines) + "\n")
 
 
+def _model_of(path: Path) -> str:
+    return path.name.partition(".")[0]
+
+
+def _learned(caches: Sequence[Path], layers: int, profile: Path) -> Path:
+    """A profile of kvtc that has not seen the cache it is for."""
+    command = [sys.executable, "-m", "kvzip", "train", *map(str, caches), "-o", str(profile), "--group", str(layers)]
+    subprocess.run(command, check=True)
+    return profile
+
+
 def _measure(
-    path: Path, model: LanguageModel | None, profiles: Sequence[Path], device: Device, seconds: float
+    path: Path, model: LanguageModel | None, profiles: Mapping[str, Path], device: Device, seconds: float
 ) -> Measured:
     with open_tensors(path) as source:
         sample, ids = load(source, map_cache(source)), token_ids(source)
@@ -107,8 +130,8 @@ def _measure(
     peers, _ = installed_peers(sample, device)
     rows: list[Row] = []
     learned = [
-        Candidate(f"kvtc:profile={profile.name},{options}", get_codec(f"kvtc:profile={profile},{options}"))
-        for profile in profiles
+        Candidate(f"kvtc:profile={name},{options}", get_codec(f"kvtc:profile={profile},{options}"))
+        for name, profile in profiles.items()
         for options in RUNGS
     ]
     chosen = [*candidates(), *learned]
@@ -167,7 +190,7 @@ def _lmcache(path: Path, sample: Sample, judge: Judge, device: Device) -> Iterat
 # ------------------------------------------------------------------------------------------------------------- the page
 
 
-def _head(model: LanguageModel | None, profiles: Sequence[Path], device: Device) -> Iterator[str]:
+def _head(model: LanguageModel | None, profiles: Sequence[Path], train: int | None, device: Device) -> Iterator[str]:
     yield f"# Results\n\n{INTRODUCTION}\n"
     yield f"- machine: {processor_name()}, {available_cores()} cores; {device}; {platform.system()}"
     yield f"- kvzip {kvzip.__version__}{_commit()}, Python {platform.python_version()}, {', '.join(_packages())}"
@@ -177,6 +200,8 @@ def _head(model: LanguageModel | None, profiles: Sequence[Path], device: Device)
         profile = read_profile(path)
         size = f"{path.stat().st_size / 1e6:.1f} MB, not counted in sizes"
         yield f"- profile: {path.name}, {profile.hash[:16]}..., {size}"
+    if train:
+        yield f"- profile `others`: learned from the same model's other caches, {train} layers a group; not counted"
 
 
 def _groups(groups: dict[str, list[Measured]], output: Path) -> Iterator[str]:
