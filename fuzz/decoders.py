@@ -17,16 +17,22 @@ from kvzip.codecs.base import Batch, Codec
 from kvzip.devices.base import SECTION_PADDING
 from kvzip.devices.build import Target as Machine
 from kvzip.devices.levels import runnable_levels
-from kvzip.errors import KvzipError
+from kvzip.errors import KvzipError, UsageError
 
 OPTIONS = {
     "fp8": ("fp8", "fp8:scale=tensor", "fp8:scale=head,dtype=float8_e5m2", "fp8:scale=token,saturate=false"),
     "cachegen": (
-        "cachegen",
-        "cachegen:level=9,sinks=3",
-        "cachegen:level=1,sinks=0",
-        "cachegen:coder=range",
+        *("cachegen", "cachegen:level=9,sinks=3", "cachegen:level=1,sinks=0", "cachegen:coder=range"),
         "cachegen:levels=3",
+    ),
+    "int8": ("int8", "int8:symmetric=false", "int8:tuned=true"),
+    "int4": ("int4", "int4:symmetric=false", "int4:tuned=true"),
+    "kivi": ("kivi:residual=8", "kivi:bits=2,residual=0", "kivi:tuned=true,residual=16"),
+    "kvtc": ("kvtc", "kvtc:level=1", "kvtc:level=9,sinks=3,window=4", "kvtc:rope=theta=1e4"),
+    "turboquant": tuple(
+        f"turboquant:preset=turboquant_{preset},tuned={tuned},skip_first_layers=0,skip_last_layers=0"
+        for preset in ("k8v4", "4bit_nc", "k3v4_nc", "3bit_nc")
+        for tuned in ("true", "false")
     ),
 }
 """The codecs' options, where the defaults do not reach all of a decoder."""
@@ -137,9 +143,12 @@ def samples(spec: str, geometry: tuple[int, int, int], dtype: str, device: Guard
     kinds = [(layer, kind) for layer in range(2) for kind in ("key", "value")]
     planes = [Plane(i, layer, kind, tokens, heads, head_dim, dtype) for i, (layer, kind) in enumerate(kinds)]
     codec = get_codec(spec)
+    try:
+        codec = codec.bind(planes)
+    except UsageError:
+        return []
     if not all(map(codec.supports, planes)):
         return []
-    codec = codec.bind(planes)
     found = []
     for group in list(codec.groups(planes))[:2]:
         block = Block(tuple(group), 0, tokens)

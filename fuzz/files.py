@@ -13,8 +13,10 @@ import safetensors.numpy
 import xxhash
 
 import kvzip
+from fuzz.decoders import OPTIONS
 from fuzz.edits import edit, edit_json, steps
 from fuzz.guard import GuardedCpu
+from kvzip.codecs import available_codecs
 from kvzip.container import Reader, StreamReader
 from kvzip.container import format as fmt
 from kvzip.errors import KvzipError
@@ -107,7 +109,8 @@ class KvzTarget:
             for kind in ("key", "value")
         }
         options = {"block_tokens": 16, "device": self._device}
-        files = [kvzip.compress({**arrays, "x": np.arange(9)}, codec=c, **options) for c in ("raw", "cachegen", "fp8")]
+        specs = [OPTIONS.get(name, (name,))[-1] for name in available_codecs()]
+        files = [kvzip.compress({**arrays, "x": np.arange(9)}, codec=spec, **options) for spec in specs]
         stacked = rng.standard_normal((2, 2, 20, 8)).astype(np.float32)
         files.append(kvzip.compress({"kv": stacked}, codec="cachegen", layout="kv,L,T,C", head_dim=4, **options))
         return [frames(file) for file in files]
