@@ -27,6 +27,7 @@ from kvzip.pipeline import Choice, Report, StoredCache, assign, collect, decode_
 from kvzip.pipeline import compress as run_compress
 from kvzip.pipeline import decompress as run_decompress
 from kvzip.pipeline.study import at_random, reader
+from kvzip.profiles.library import offering
 from kvzip.tensorfile import TensorSource
 from kvzip.torch_border import to_torch
 
@@ -57,6 +58,7 @@ def compress(
     threads: int | None = None,
     block_tokens: int = BLOCK_TOKENS,
     identity: Mapping[str, Any] | None = None,
+    embed_profile: bool = False,
     force: bool = False,
     sync: bool = False,
     notice: Callable[[str], None] = _log.warning,
@@ -79,6 +81,7 @@ def compress(
         block_tokens: tokens in a block, the unit of random access.
         identity: JSON values that name the model and tokens, as :func:`kvzip.identity.identify` makes them; stored in
             the header.
+        embed_profile: whether the file carries the profile that its codec uses, and needs none to be decoded.
         force: whether an existing ``target`` may be replaced.
         sync: whether the file must have reached the disk on return.
         notice: is told, in sentences, what a user should know; logged by default.
@@ -96,13 +99,13 @@ def compress(
         for text in cache_map.notices:
             notice(text)
         chosen.check(cache_map.planes)
-        assignment = assign(cache_map.planes, chosen, notice, reader(opened, cache_map))
         _check_block_tokens(block_tokens)
+        assignment = assign(cache_map.planes, chosen, notice, reader(opened, cache_map, where), block_tokens)
         with open_target(target, source, force=force, sync=sync) as sink:
             report = run_compress(
                 opened, cache_map, sink,
                 assignment=assignment, device=where, block_tokens=block_tokens, identity=identity,
-                notice=notice, progress=progress,
+                embed_profile=embed_profile, notice=notice, progress=progress,
             )  # fmt: skip
         return sink.getvalue() if target is None and isinstance(sink, io.BytesIO) else report
 
@@ -119,6 +122,7 @@ def decompress(  # type: ignore[misc]  # the options of the overloads are the on
     tokens: Cut = None,
     member: int | None = None,
     level: int | None = None,
+    profile: PathLike | None = None,
     expect_model: str | None = None,
     expect_tokens: TokenIds | None = None,
     like: Like = "numpy",
@@ -139,6 +143,8 @@ def decompress(  # type: ignore[misc]  # the options of the overloads are the on
         tokens: which tokens, likewise.
         member: which cache, where several ``.kvz`` have been concatenated.
         level: which quality, where a file holds several; 0 is the coarsest. The finest if None.
+        profile: a profile that the codec needs, or a folder of profiles; see :mod:`kvzip.profiles.library` for where
+            they are looked for besides.
         expect_model, expect_tokens: what the cache must belong to, see :func:`kvzip.identity.check`.
         like: the kind of tensors to return.
         device, threads, force, sync, notice, progress: as for :func:`compress`.
@@ -147,7 +153,7 @@ def decompress(  # type: ignore[misc]  # the options of the overloads are the on
         KvzipError: one of the classes in :mod:`kvzip.errors`; then there is no target file.
         OSError: a file cannot be read or written.
     """
-    with open_stored(source, member) as stored:
+    with offering([profile] if profile is not None else []), open_stored(source, member) as stored:
         check_identity(
             stored.header.identity, expect_model, expect_tokens,
             name=str(source) if isinstance(source, (str, os.PathLike)) else "the cache",
@@ -167,12 +173,13 @@ def open(
     source: PathLike | BinaryIO | bytes,
     *,
     member: int | None = None,
+    profile: PathLike | None = None,
     like: Like = "numpy",
     device: str | Device = "auto",
     threads: int | None = None,
 ) -> Cache:
     """Open a ``.kvz`` for random access. Arguments as for :func:`decompress`; a pipe cannot be opened."""
-    return Cache(source, member=member, like=like, device=device, threads=threads)
+    return Cache(source, member=member, profile=profile, like=like, device=device, threads=threads)
 
 
 class Cache:
@@ -186,6 +193,7 @@ class Cache:
         source: PathLike | BinaryIO | bytes,
         *,
         member: int | None = None,
+        profile: PathLike | None = None,
         like: Like = "numpy",
         device: str | Device = "auto",
         threads: int | None = None,
@@ -193,7 +201,8 @@ class Cache:
         where: Any = io.BytesIO(source) if isinstance(source, (bytes, bytearray, memoryview)) else source
         self._reader = open_reader(where, member)
         try:
-            self._stored = StoredCache(self._reader)
+            with offering([profile] if profile is not None else []):
+                self._stored = StoredCache(self._reader)
             self._device = _device(device, threads)
         except BaseException:
             self._reader.close()

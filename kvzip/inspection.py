@@ -21,6 +21,7 @@ SCHEMA = "kvzip-inspect/1"
 SECTIONS = {
     "CNTS": "symbol counts",
     "CODE": "smallest steps",
+    "COLS": "column parameters",
     "DATA": "numbers",
     "EXCT": "exact tokens",
     "LENS": "stream lengths",
@@ -109,6 +110,11 @@ class Inspection:
         used = dict.fromkeys(self.header.plane_codec[plane.index] for plane in self.planes)
         return [self.header.codecs[number] for number in used]
 
+    @property
+    def profile_hash(self) -> str | None:
+        """Of the profile that the member carries."""
+        return self.reader.profile.hash if self.reader and self.reader.profile else None
+
     def channel_specs(self) -> dict[str, list[tuple[list[int], dict[str, Any]]]]:
         """By kind: runs of layers and the spec that they share, in the order of their first layers."""
         found: dict[str, dict[str, tuple[list[int], dict[str, Any]]]] = {}
@@ -129,6 +135,7 @@ class Inspection:
             ("header", totals.header),
             ("index", totals.index),
             ("statistics", totals.statistics),
+            *([("profile", totals.profile)] if totals.profile else []),
             ("framing, checksums", totals.framing),
             *sections,
         ]
@@ -178,6 +185,7 @@ class Inspection:
             "layer_count": self.layer_count,
             "block_tokens": self.header.block_tokens,
             "codecs": self.header.codecs,
+            "profile": self.profile_hash,
             "channel_specs": {
                 kind: [{"layers": layers, **spec} for layers, spec in runs]
                 for kind, runs in self.channel_specs().items()
@@ -188,6 +196,7 @@ class Inspection:
                 "header": totals.header,
                 "index": totals.index,
                 "statistics": totals.statistics,
+                "profile": totals.profile,
                 "framing": totals.framing,
                 "sections": totals.sections,
             }

@@ -185,6 +185,8 @@ def _copy(recovery: Recovery, part: Restriction, header: Header, sink: BinaryIO)
     """The frames of a part under its own header."""
     kept = {origin.plane.index: (number, origin.stop) for number, origin in enumerate(part.origins)}
     writer = Writer(sink, header)
+    if recovery.reader.profile is not None:
+        writer.write_profile(recovery.reader.profile.hash, recovery.reader.profile.read())
     for entry in recovery.entries:
         places = [kept.get(plane.index) for plane in entry.block.planes]
         if any(place is None or entry.block.start >= place[1] for place in places):

@@ -60,6 +60,8 @@ def thin(
                 f"the file has {len(starts)} chunks, and {len(levels)} levels were given", code="bad-levels"
             )
         writer = Writer(sink, reader.header)
+        if reader.profile is not None:
+            writer.write_profile(reader.profile.hash, reader.profile.read())
         for level, start in zip(levels, starts, strict=True):
             for entry in _chunk(reader, start):
                 (frame,) = reader.read_frames([entry])

@@ -57,7 +57,7 @@ def measure(
     """
     judge = judge or Judge()
     assignment = assign(
-        sample.planes, lambda plane: codec, notice, lambda plane, tokens: sample.arrays[plane.index][:tokens]
+        sample.planes, lambda plane: codec, notice, lambda plane, start, stop: sample.arrays[plane.index][start:stop]
     )
     with device.activate():
         arrays = [device.to_device(array.view(stored_dtype(array.dtype.name, device))) for array in sample.arrays]

@@ -16,6 +16,7 @@ from kvzip.cli.failures import EXIT_CODES
 from kvzip.cli.importing import import_
 from kvzip.cli.inspect import inspect
 from kvzip.cli.repair import repair
+from kvzip.cli.train import train
 from kvzip.cli.verify import verify
 
 EXAMPLES = """\
@@ -29,6 +30,7 @@ Examples:
   kvzip decompress kv.safetensors.kvz --layers 0:4 --tokens 0:256 -o part.safetensors
   kvzip verify --against kv.safetensors kv.safetensors.kvz
   kvzip repair broken.safetensors.kvz        saves what is intact
+  kvzip train caches/*.safetensors -o model.kvp
   cat kv.safetensors | kvzip compress | ssh host 'kvzip decompress > kv.safetensors'
 """
 
@@ -63,6 +65,7 @@ VERBS: dict[Callable[..., None], str] = {
     decompress: "Restore a cache, or a part of it.",
     inspect: "Show what a file holds and where its bytes go.",
     verify: "Check files without writing anything.",
+    train: "Learn a profile of a model from its caches.",
     repair: "Save what is intact of a damaged file.",
     bench: "Measure codecs on a cache: size, speed, errors.",
     import_: "Make a .kvz of LMCache's files.",

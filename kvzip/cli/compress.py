@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 Codec = Annotated[
     str,
     typer.Option(
-        "--codec", metavar="NAME[:OPT=VAL,...]", help="cachegen, kivi, fp8, int8, int4, lossless, raw, or another's."
+        "--codec",
+        metavar="NAME[:OPT=VAL,...]",
+        help="cachegen, kvtc, kivi, fp8, int8, int4, lossless, raw, or another's.",
     ),
 ]
 KCodec = Annotated[str | None, typer.Option("--k-codec", metavar="NAME[:...]", help="For keys, in place of --codec.")]
@@ -43,6 +45,30 @@ Coder = Annotated[
 ]
 BlockTokens = Annotated[
     int, typer.Option("--block-tokens", metavar="N", min=1, help="Tokens in a block, the unit of random access.")
+]
+
+Step = Annotated[float | None, typer.Option("--step", metavar="S", help="Of kvtc: the step itself; 1.34 at level 5.")]
+Bits = Annotated[
+    float | None, typer.Option("--bits", metavar="B", help="Of kvtc: so many bits a number, within 1 %; searched for.")
+]
+MaxError = Annotated[
+    float | None,
+    typer.Option("--max-error", metavar="X", help="Of kvtc: no layer's relative error above; searched for."),
+]
+RopeText = Annotated[
+    str | None, typer.Option("--rope", metavar="TEXT", help="Of kvtc: the keys' rotation: theta=1e6, none, auto.")
+]
+ModelConfig = Annotated[
+    str | None,
+    typer.Option("--model-config", metavar="FILE", help="Of kvtc: the model's config.json has the rotation."),
+]
+ProfileFile = Annotated[
+    str | None, typer.Option("--profile", metavar="FILE", help="Of kvtc: a profile (kvzip train), or its hash.")
+]
+Embed = Annotated[bool, typer.Option("--embed-profile", help="Put the profile into the file, which then stands alone.")]
+Effort = Annotated[
+    int | None,
+    typer.Option("--effort", metavar="1..9", min=1, max=9, help="Of kvtc: larger bases, slower, less error."),
 ]
 
 Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Record which model the cache is of.")]
@@ -68,6 +94,14 @@ def compress(
     v_bins: Bins = None,
     sinks: Sinks = None,
     coder: Coder = None,
+    step: Step = None,
+    bits: Bits = None,
+    max_error: MaxError = None,
+    rope: RopeText = None,
+    model_config: ModelConfig = None,
+    profile: ProfileFile = None,
+    embed_profile: Embed = False,
+    effort: Effort = None,
     block_tokens: BlockTokens = 1024,
     layout: options.LayoutName = None,
     heads: options.Heads = None,
@@ -94,6 +128,8 @@ def compress(
       kvzip compress kv.safetensors --codec fp8:scale=head -o small.kvz
       kvzip compress kv.safetensors --level 7 --sinks 4
       kvzip compress kv.safetensors --k-codec int8 --v-codec kivi:bits=2 --layer-codec 0-1:lossless
+      kvzip compress kv.safetensors --codec kvtc --bits 2
+      kvzip compress kv.safetensors --codec kvtc --profile model.kvp --embed-profile
       kvzip compress kv.safetensors --report --fail-above 0.3
       kvzip compress cache.safetensors --layout L,kv,T,H,D
       kvzip compress kv.safetensors --model llama-3-8b --token-ids ids.json
@@ -102,7 +138,11 @@ def compress(
     job = options.Job.of(quiet, verbose, style, device, threads)
     inputs = options.inputs_of(files)
     target = check_targets(inputs, output, stdout, force=force, keep=keep, remove=remove)
-    given = {"level": level, "k_bins": k_bins, "v_bins": v_bins, "sinks": sinks, "coder": coder}
+    given = {
+        "level": level, "k_bins": k_bins, "v_bins": v_bins, "sinks": sinks, "coder": coder,
+        "step": step, "bits": bits, "max_error": max_error, "rope": _rope(rope, model_config), "profile": profile,
+        "effort": effort,
+    }  # fmt: skip
     codec_options = {name: value for name, value in given.items() if value is not None}
     apart = {"keys": k_codec, "values": v_codec, "layers": layer_codec}
     label = ", ".join([codec, *(f"{which} {spec}" for which, spec in apart.items() if spec is not None)])
@@ -118,15 +158,27 @@ def compress(
                 name, where,
                 codec=codec, k_codec=k_codec, v_codec=v_codec, layer_codec=layer_codec,
                 layout=layout, heads=heads, head_dim=head_dim, device=job.device,
-                block_tokens=block_tokens, identity=_identity(name, model, token_ids), force=force, sync=sync or remove,
-                notice=job.messages.notice, progress=update, **codec_options,
+                block_tokens=block_tokens, identity=_identity(name, model, token_ids), embed_profile=embed_profile,
+                force=force, sync=sync or remove, notice=job.messages.notice, progress=update, **codec_options,
             )  # fmt: skip
         _tell(job.messages, name, where, label, report, time.perf_counter() - begin, show_errors)
         judge(text.called(name), report.errors, fail_above)
         if before is not None:
             remove_source(name, before, lambda: _read_back(where))
 
-    for_each(inputs, work, "compressed", job.messages)
+    with options.offer(profile):
+        for_each(inputs, work, "compressed", job.messages)
+
+
+def _rope(rope: str | None, model_config: str | None) -> Any:
+    """The keys' rotation as the codec takes it; None if nothing is told."""
+    if model_config is None:
+        return rope
+    from kvzip.profiles.ropes import read_config
+
+    if rope is not None:
+        raise UsageError("--rope and --model-config both tell the keys' rotation: leave one out", code="two-ropes")
+    return read_config(model_config).to_json()
 
 
 def _identity(name: str, model: str | None, token_ids: str | None) -> dict[str, Any]:

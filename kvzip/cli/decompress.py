@@ -43,6 +43,7 @@ def decompress(
     tokens: Tokens = None,
     member: options.Member = None,
     level: Level = None,
+    profile: options.ProfilePlace = None,
     expect_model: ExpectModel = None,
     expect_tokens: ExpectTokens = None,
     test: Test = False,
@@ -65,6 +66,7 @@ def decompress(
     Examples:
       kvzip decompress kv.safetensors.kvz
       kvzip decompress kv.safetensors.kvz --layers 0:4 --tokens :256 -o part.safetensors
+      kvzip decompress --profile model.kvp kv.safetensors.kvz
       kvzip decompress --expect-model llama-3-8b --expect-tokens ids.json kv.safetensors.kvz
       kvzip decompress < kv.kvz | cmp - kv.safetensors
     """
@@ -76,7 +78,8 @@ def decompress(
     if test and (expect_model is not None or expect_tokens is not None):
         raise UsageError("-t checks the file alone: leave out --expect-model and --expect-tokens", code="test-expect")
     if test:
-        for_each(inputs, lambda name: verify_input(job, name, deep=True), "sound", job.messages)
+        with options.offer(profile):
+            for_each(inputs, lambda name: verify_input(job, name, deep=True), "sound", job.messages)
         return
     target = check_targets(inputs, output, stdout, force=force, keep=keep, remove=remove)
 
@@ -109,7 +112,8 @@ def decompress(
             seconds=round(seconds, 6),
         )
 
-    for_each(inputs, work, "restored", job.messages)
+    with options.offer(profile):
+        for_each(inputs, work, "restored", job.messages)
 
 
 def _read_back(name: str, target: str) -> None:

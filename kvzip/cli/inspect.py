@@ -34,13 +34,15 @@ def inspect(
 ) -> None:
     """Show what a .kvz holds, how it is coded and what its bytes are spent on; -v lists every block.
 
-    Of a pipe the header is shown. Of a safetensors file or folder: how compress would map its tensors.
+    Of a pipe the header is shown. Of a safetensors file or folder: how compress would map its tensors. Of a profile:
+    what it is for, and what it gains.
 
     \b
     Examples:
       kvzip inspect kv.safetensors.kvz
       kvzip inspect --json kv.safetensors.kvz | jq .members[0].channel_specs
       kvzip inspect kv.safetensors
+      kvzip inspect model.kvp
       kvzip inspect --plot bytes.png kv.safetensors.kvz
     """
     messages = options.Job.of(quiet, verbose).messages
@@ -49,13 +51,17 @@ def inspect(
         options.check_plot(plot, inputs, force)
 
     def show(name: str) -> None:
+        from kvzip.cli.inspect_profile import show_profile
         from kvzip.inspection import is_kvz
+        from kvzip.profiles.library import is_profile
 
         with options.open_input(name) as (file, called):
             if file is not None and is_kvz(file, called):
                 _show_kvz(file, called, as_json, messages.verbose)
                 if plot is not None:
                     _draw(file, called, plot, force)
+            elif plot is None and is_profile(name):
+                show_profile(name, as_json)
             elif plot is not None:
                 raise UsageError(f"{called} is no .kvz: --plot draws what is compressed", code="not-kvz")
             else:
@@ -127,6 +133,7 @@ def _member_lines(member: Inspection, name: str, verbose: int) -> Iterable[str]:
                 for kind, runs in member.channel_specs().items()
                 for number, (layers, spec) in enumerate(runs)
             ),
+            ("profile inside", member.profile_hash or ""),
             ("belongs to", describe(member.header.identity)),
             ("size", _sizes(member)),
         ]

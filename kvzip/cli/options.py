@@ -55,6 +55,9 @@ Heads = Annotated[int | None, typer.Option("--heads", metavar="N", min=1, help="
 HeadDim = Annotated[
     int | None, typer.Option("--head-dim", metavar="N", min=1, help="Channels of a head, in place of --heads.")
 ]
+ProfilePlace = Annotated[
+    str | None, typer.Option("--profile", metavar="FILE", help="The profile that a file needs, or a folder of them.")
+]
 Member = Annotated[
     int | None, typer.Option("--member", metavar="N", min=0, help="Which cache of a file that holds several; from 0.")
 ]
@@ -129,6 +132,13 @@ def span_of(text: str | None, option: str) -> Span:
             f"{option} {text!r}: expected a range such as 0:16, 16: or :256, the end not included", code="bad-range"
         )
     return slice(start, stop)
+
+
+def offer(profile: str | None) -> AbstractContextManager[None]:
+    """Within the block, files that need a profile find it in the value of ``--profile``, if there is one."""
+    from kvzip.profiles.library import offering
+
+    return offering([profile] if profile is not None else [])
 
 
 @contextmanager

@@ -33,6 +33,7 @@ def verify(
     heads: options.Heads = None,
     head_dim: options.HeadDim = None,
     member: options.Member = None,
+    profile: options.ProfilePlace = None,
     threads: options.Threads = None,
     device: options.DeviceName = "auto",
     style: options.Progress = ProgressStyle.AUTO,
@@ -61,7 +62,8 @@ def verify(
             _tell_errors(job.messages, name, against, errors)
             judge(name, errors, fail_above)
 
-    for_each(inputs, work, "sound", job.messages)
+    with options.offer(profile):
+        for_each(inputs, work, "sound", job.messages)
 
 
 def verify_input(job: options.Job, name: str, deep: bool) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from kvzip.cache import Block, Plane
+from kvzip.cache import BLOCK_TOKENS, Block, Plane
 from kvzip.devices.base import Array, Device
+
+if TYPE_CHECKING:
+    from kvzip.profiles.profile import Profile
 
 Sections = Mapping[str, Array]
 """What a block becomes: byte arrays (uint8, on the device) by four-letter tag, in the order in which they are
@@ -16,8 +19,8 @@ stored.
 """
 
 
-Read = Callable[[Plane, int], Any]
-"""Gives the first so many tokens of a plane: a numpy array ``[tokens, heads, head_dim]``."""
+Read = Callable[[Plane, int, int], Any]
+"""Gives tokens ``start:stop`` of a plane: a numpy array ``[tokens, heads, head_dim]``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +65,11 @@ class Codec(ABC):
 
     name: ClassVar[str]
     lossless: ClassVar[bool] = False
-    studies: ClassVar[bool] = False
-    """Whether :meth:`study` wants to look at the numbers first. A pipe is then spooled."""
+    studies: bool = False
+    """Whether :meth:`study` has to look at the numbers. A pipe is then spooled."""
+
+    profile: Profile | None = None
+    """What it knows of the model beforehand, if it uses that; its hash stands in :meth:`config`."""
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -80,10 +86,12 @@ class Codec(ABC):
         """
         return [""]
 
-    def study(self, planes: Sequence[Plane], read: Read, notice: Callable[[str], None]) -> Self:
+    def study(
+        self, planes: Sequence[Plane], read: Read, notice: Callable[[str], None], block_tokens: int = BLOCK_TOKENS
+    ) -> Self:
         """A codec with every choice made that depends on the numbers in the cache, for codecs that have such choices.
 
-        Only called where ``studies`` is set; before :meth:`bind`, with the planes that the codec is to code.
+        Called before :meth:`bind`, with the planes that it is to code; ``read`` only works if ``studies`` is set.
         """
         return self
 

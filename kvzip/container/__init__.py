@@ -1,7 +1,7 @@
 """The ``.kvz`` container: writer, random reader, stream reader, recovery. ``docs/format.md`` is normative."""
 
 from kvzip.container.format import MAGIC, VERSION
-from kvzip.container.frames import Bound, Frame
+from kvzip.container.frames import Bound, Embedded, Frame
 from kvzip.container.header import Header
 from kvzip.container.index import Entry, Index, Totals
 from kvzip.container.reader import FrameReader, Reader, Span
@@ -13,6 +13,7 @@ __all__ = [
     "MAGIC",
     "VERSION",
     "Bound",
+    "Embedded",
     "Entry",
     "Frame",
     "FrameReader",

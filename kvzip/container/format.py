@@ -49,11 +49,13 @@ MAX_CODECS = 1 << 16
 MAX_SECTIONS = 256
 MAX_DATA_FRAME = (1 << 32) - 8
 MAX_INDEX = 1 << 32
+MAX_PROFILE = 1 << 30
 MAX_BLOCK_BYTES = (1 << 32) - 1
 MAX_CACHE_BYTES = 1 << 62
 SIZE_LIMITS = {
     b"HEAD": (MAX_JSON, MAX_HEADER),
     b"stat": (MAX_JSON, 0),
+    b"prof": (4096, MAX_PROFILE),
     b"INDX": (INDEX_HEAD.size, MAX_INDEX),
     b"TAIL": (24, 0),
 }

@@ -28,6 +28,13 @@ class Frame(NamedTuple):
     sections: Mapping[str, np.ndarray]
 
 
+class Embedded(NamedTuple):
+    """A profile that a member carries: its hash, as the file says, and what brings the bytes of its own file."""
+
+    hash: str
+    read: Callable[[], bytes]
+
+
 class DataHead(NamedTuple):
     """The head of a DATA frame, checked against the header: everything that is known before the body is read."""
 
@@ -49,6 +56,18 @@ def pack_data_head(group: int, codec: int, block: Block, tags: Sequence[bytes], 
         + fmt.DATA_HEAD.pack(group, codec, count, block.start, block.tokens, 0)
         + table.pack(*(item for row in zip(tags, lengths, strict=True) for item in row))
     )
+
+
+def pack_profile_head(digest: str) -> bytes:
+    return fmt.canonical_json({"hash": digest})
+
+
+def parse_profile_head(head: bytes) -> str:
+    """The hash that the head of a ``prof`` frame tells. Raises CorruptError."""
+    digest = fmt.parse_json(head, "the head of the profile").get("hash")
+    if not isinstance(digest, str):
+        raise CorruptError("the profile in the file does not tell its hash", code="kvz-frame")
+    return digest
 
 
 def check_data_size(size: fmt.FrameSize, position: int) -> None:

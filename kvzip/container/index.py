@@ -32,13 +32,15 @@ class Totals:
 
     header: int = 0
     statistics: int = 0
+    profile: int = 0
     index: int = 0
     framing: int = 0
     sections: dict[str, int] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        return self.header + self.statistics + self.index + self.framing + sum(self.sections.values())
+        parts = self.header + self.statistics + self.profile + self.index + self.framing
+        return parts + sum(self.sections.values())
 
 
 class Index:

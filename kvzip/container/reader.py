@@ -11,7 +11,16 @@ import numpy as np
 import xxhash
 
 from kvzip.container import format as fmt
-from kvzip.container.frames import Bound, Frame, check_data_size, frame_buffer, open_data, parse_data_head
+from kvzip.container.frames import (
+    Bound,
+    Embedded,
+    Frame,
+    check_data_size,
+    frame_buffer,
+    open_data,
+    parse_data_head,
+    parse_profile_head,
+)
 from kvzip.container.header import Header
 from kvzip.container.index import Entry, Index, Totals
 from kvzip.container.source import Source
@@ -35,6 +44,23 @@ class FrameReader:
         self.base = base
         self.header = header
         self.seed = seed
+        self.profile: Embedded | None = None
+
+    @property
+    def name(self) -> str:
+        """What messages call the file."""
+        return self.source.name
+
+    def take_profile(self, position: int, size: fmt.FrameSize) -> None:
+        """Remember where the profile of the member lies; its checksum has been compared. Raises CorruptError."""
+        if self.profile is not None:
+            raise CorruptError(f"a second profile at byte {position}", code="kvz-frame")
+        head = self.source.read(self.base + position + fmt.FRAME.size, size.head)
+
+        def read() -> bytes:
+            return read_whole(self.source, self.base, position, position + size.total, self.seed)[2]
+
+        self.profile = Embedded(parse_profile_head(head), read)
 
     def read_frames(
         self, entries: Sequence[Entry], bound: Bound | None = None, buffer: np.ndarray | None = None
@@ -90,7 +116,7 @@ class FrameReader:
 
 
 class Reader(FrameReader):
-    """One member of a ``.kvz`` file: ``header``, ``index``, ``statistics``, ``totals``, and its frames on request.
+    """One member of a ``.kvz`` file: ``header``, ``index``, ``statistics``, ``profile``, ``totals``, and its frames.
 
     ``members`` are the spans of all members of the file; :meth:`member` opens another one of them.
     """
@@ -104,12 +130,13 @@ class Reader(FrameReader):
         index_at, index_length, _ = fmt.parse_tail(source.read(end - fmt.TAIL.size, fmt.TAIL.size), end)
         header, seed, begin = read_header(source, base, index_at)
         super().__init__(source, base, header, seed)
-        self._statistics_length = 0
+        self._statistics_length = self._profile_length = 0
         self.index = self._read_index(begin, index_at, index_length)
         self._walk_gaps(begin, index_at, index_at + index_length, length - fmt.TAIL.size)
         self.totals = Totals(
             header=begin - fmt.PROLOGUE.size,
             statistics=self._statistics_length,
+            profile=self._profile_length,
             index=index_length + fmt.TAIL.size,
             sections=dict(self.index.sections),
         )
@@ -157,6 +184,10 @@ class Reader(FrameReader):
             _, head, _ = read_whole(self.source, self.base, position, end, self.seed)
             self.statistics = fmt.parse_json(head, "the statistics frame")
             self._statistics_length = size.total
+        elif size.kind == b"prof":
+            frame_checksum(self.source, self.base, position, size.total, self.seed)
+            self.take_profile(position, size)
+            self._profile_length = size.total
         elif size.kind in fmt.CRITICAL:
             raise CorruptError(f"the index omits the {size.kind.decode()} frame at byte {position}", code="kvz-index")
         elif not size.ancillary:

@@ -18,7 +18,7 @@ from kvzip.container.source import Source
 from kvzip.errors import CorruptError
 
 WINDOW = 4096
-_START = re.compile(b"|".join([*fmt.CRITICAL, b"stat", re.escape(fmt.MAGIC[:4])]))
+_START = re.compile(b"|".join([*fmt.CRITICAL, b"stat", b"prof", re.escape(fmt.MAGIC[:4])]))
 
 
 @dataclass
@@ -134,6 +134,8 @@ class _Scan:
         elif size.kind == b"stat":
             head = read_whole(self.source, 0, position, self.source.size, seed)[1]
             self.member.statistics = fmt.parse_json(head, "the statistics frame")
+        elif size.kind == b"prof" and self.member.reader.profile is None:
+            self.member.reader.take_profile(place, size)
         elif size.kind == b"TAIL":
             self.member = None
         elif not size.ancillary and size.kind != b"INDX":

@@ -9,7 +9,16 @@ import numpy as np
 import xxhash
 
 from kvzip.container import format as fmt
-from kvzip.container.frames import Bound, Frame, check_data_size, frame_buffer, open_data, parse_data_head
+from kvzip.container.frames import (
+    Bound,
+    Embedded,
+    Frame,
+    check_data_size,
+    frame_buffer,
+    open_data,
+    parse_data_head,
+    parse_profile_head,
+)
 from kvzip.container.header import Header
 from kvzip.container.index import Index, Totals
 from kvzip.errors import CorruptError
@@ -19,7 +28,9 @@ PIECE = 4 << 20
 
 
 class StreamReader:
-    """One member of a stream: ``header`` at once, then :meth:`frames`; then ``statistics``, ``index``, ``totals``."""
+    """One member of a stream: ``header`` at once, ``profile`` with the first of :meth:`frames`, after the last
+    ``statistics``, ``index``, ``totals``.
+    """
 
     def __init__(self, stream: BinaryIO, name: str | None = None, prologue: bytes | None = None) -> None:
         self._stream = stream
@@ -28,6 +39,7 @@ class StreamReader:
         self._seed = 0
         self._rows: list[tuple[int, ...]] = []
         self.statistics: dict[str, Any] | None = None
+        self.profile: Embedded | None = None
         self.index: Index | None = None
         self.totals = Totals()
         self.finished = False
@@ -78,11 +90,15 @@ class StreamReader:
             _, head, _ = self._whole(size, start)
             self.statistics = fmt.parse_json(head, "the statistics frame")
             self.totals.statistics = size.total
+        elif size.kind == b"prof" and self.profile is None and not self._rows:
+            _, head, body = self._whole(size, start)
+            self.profile = Embedded(parse_profile_head(head), lambda: body)
+            self.totals.profile = size.total
         elif size.kind == b"INDX" and self.index is None:
             self._check_index(offset, *self._whole(size, start))
         elif size.kind == b"TAIL" and self.index is not None:
             self._check_tail(start)
-        elif size.kind in (*fmt.CRITICAL, b"stat"):
+        elif size.kind in (*fmt.CRITICAL, b"stat", b"prof"):
             raise CorruptError(f"a {size.kind.decode()} frame at byte {offset}, where none may be", code="kvz-frame")
         elif not size.ancillary:
             raise fmt.unknown_frame(size.kind, offset)

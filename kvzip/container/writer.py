@@ -10,7 +10,7 @@ import xxhash
 
 from kvzip.cache import Block
 from kvzip.container import format as fmt
-from kvzip.container.frames import TABLE_AT, pack_data_head
+from kvzip.container.frames import TABLE_AT, pack_data_head, pack_profile_head
 from kvzip.container.header import Header
 from kvzip.container.index import Index, Totals
 from kvzip.errors import CorruptError, UsageError
@@ -43,6 +43,16 @@ class Writer:
             )
         self._put(fmt.pack_prologue())
         self._totals.header, self._seed = self._frame(b"HEAD", head, body)
+
+    def write_profile(self, digest: str, data: bytes) -> None:
+        """Write the file of a trained profile, so that the cache can be read without it: once, before all blocks."""
+        if self._rows or self._totals.profile:
+            raise ValueError("a profile comes once, before all blocks")
+        if len(data) > fmt.MAX_PROFILE:
+            raise UsageError(
+                f"a profile of {len(data)} bytes cannot be embedded, at most {fmt.MAX_PROFILE} can", code="kvz-limit"
+            )
+        self._totals.profile, _ = self._frame(b"prof", pack_profile_head(digest), data)
 
     def write_block(self, block: Block, codec: int, sections: Mapping[str, Any]) -> int:
         """Write one frame and return its length in bytes.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvzip.cache import Plane
+from kvzip.cache import BLOCK_TOKENS, Plane
 from kvzip.codecs import get_codec
 from kvzip.codecs.base import Codec, Read
 from kvzip.codecs.lossless import Lossless
@@ -131,12 +131,13 @@ def assign(
     choose: Callable[[Plane], Codec],
     notice: Callable[[str], None] = lambda text: None,
     read: Read | None = None,
+    block_tokens: int = BLOCK_TOKENS,
 ) -> Assignment:
     """Bind the codecs that ``choose`` names to their planes; what a codec does not support goes to ``lossless``.
 
     Tensors that are no KV always do, unless all KV is given to one codec that keeps every bit: it takes them, too.
     KV planes that have to are told to ``notice``, once per codec and dtype. Codecs that study the numbers first do so
-    with ``read``, if it is given.
+    with ``read``, if it is given; ``block_tokens`` is what they will code.
     """
     chosen = {plane.index: choose(plane) for plane in planes if plane.kind != "bytes"}
     fallback = _fallback(planes, list(chosen.values()))
@@ -158,7 +159,7 @@ def assign(
     bound = []
     for codec in distinct:
         own = [plane for plane in planes if wanted[plane.index] is codec]
-        studied = codec.study(own, read, notice) if codec.studies and read is not None else codec
+        studied = codec.study(own, read, notice, block_tokens) if read is not None else codec
         bound.append(studied.bind(own))
     return Assignment(tuple(bound), {index: numbers[id(codec)] for index, codec in wanted.items()})
 

@@ -12,6 +12,7 @@ from kvzip._version import __version__
 from kvzip.cache import BLOCK_TOKENS, Block
 from kvzip.container import Header, Writer
 from kvzip.devices.base import Device
+from kvzip.errors import UsageError
 from kvzip.layouts import CacheMap
 from kvzip.pipeline.assignment import Assignment
 from kvzip.pipeline.batches import Coded, encode_blocks
@@ -48,6 +49,7 @@ def compress(
     device: Device,
     block_tokens: int = BLOCK_TOKENS,
     identity: Mapping[str, Any] | None = None,
+    embed_profile: bool = False,
     notice: Notice = ignore,
     progress: Progress = ignore,
 ) -> Report:
@@ -57,12 +59,15 @@ def compress(
         cache_map: the planes of ``source``.
         assignment: a bound codec for each plane (:func:`kvzip.pipeline.assignment.assign`).
         identity: what the header tells about the model and tokens that the cache belongs to.
+        embed_profile: whether to write the codec's profile, too.
         notice: is told, in a sentence, when a pipe has to be spooled.
         progress: is told how many more bytes of the source have been written, from another thread.
     """
     begin = time.perf_counter()
     groups = assignment.groups(cache_map.planes)
     writer = Writer(sink, _header(source, cache_map, assignment, block_tokens, identity or {}))
+    if embed_profile:
+        _embed(writer, assignment)
     report = Report(original_bytes=sum(file.size for file in source.files))
     tally = Tally()
     forward = not source.seekable and is_forward(plan(cache_map, groups, block_tokens, forward=True))
@@ -103,6 +108,17 @@ def compress(
     report.errors = tally.totals()
     report.seconds = time.perf_counter() - begin
     return report
+
+
+def _embed(writer: Writer, assignment: Assignment) -> None:
+    profiles = {codec.profile.hash: codec.profile for codec in assignment.codecs if codec.profile is not None}
+    if len(profiles) != 1:
+        raise UsageError(
+            f"the file is coded with {len(profiles) or 'no'} profile{'s' if profiles else ''}, one can be embedded",
+            code="embed-profile",
+        )
+    ((digest, profile),) = profiles.items()
+    writer.write_profile(digest, profile.to_bytes())
 
 
 def _header(

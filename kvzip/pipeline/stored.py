@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,10 +12,11 @@ import numpy as np
 from kvzip.cache import Block
 from kvzip.codecs import load_codec
 from kvzip.codecs.base import Codec
-from kvzip.container import Entry, Frame, Header, Reader, StreamReader
+from kvzip.container import Entry, Frame, Reader, StreamReader
 from kvzip.errors import CorruptError, UnsupportedError, UsageError
 from kvzip.layouts import CacheMap, Origin, Restriction, restrict
 from kvzip.pipeline.plan import chunks
+from kvzip.profiles.library import Embedded, Place, offered, offering
 from kvzip.tensorfile import SourceFile, TensorInfo, tensors_of
 
 
@@ -29,14 +31,24 @@ class Want(NamedTuple):
 class StoredCodecs:
     """The codecs that a header names, each loaded when first used: a file is readable as far as its codecs are here."""
 
-    def __init__(self, header: Header) -> None:
-        self._rows = header.codecs
+    def __init__(self, reader: Reader | StreamReader) -> None:
+        self._reader = reader
+        self._rows = reader.header.codecs
         self._loaded: dict[int, Codec] = {}
+        self._offered = offered()
 
     def __getitem__(self, number: int) -> Codec:
         if number not in self._loaded:
-            self._loaded[number] = load_codec(self._rows[number]["name"], self._rows[number]["config"])
+            with offering(self._places()):
+                self._loaded[number] = load_codec(self._rows[number]["name"], self._rows[number]["config"])
         return self._loaded[number]
+
+    def _places(self) -> list[Place]:
+        """Where profiles may be besides the usual places: where the caller said, in the file, beside it."""
+        carried, name = self._reader.profile, self._reader.name
+        inside = [Embedded(f"in {name}", carried.hash, carried.read)] if carried else []
+        beside = [Path(name).parent] if Path(name).is_file() else []
+        return [*self._offered, *inside, *beside]
 
     def choose_level(self, level: int) -> None:
         """Decode at a quality level of the several that a file has. Raises ``UsageError`` for one that it lacks."""
@@ -55,7 +67,7 @@ class StoredCodecs:
             if list(codec.groups(block.planes)) == [block.planes] and all(map(codec.supports, block.planes)):
                 return codec.bound(block)
             problem = "it makes no such block"
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, UsageError) as error:
             problem = str(error)
         raise CorruptError(
             f"{block.planes[0]}, tokens {block.start}:{block.stop} does not fit codec {codec.name!r}: {problem}",
@@ -72,7 +84,7 @@ class StoredCache:
     def __init__(self, reader: Reader | StreamReader) -> None:
         self.reader = reader
         self.header = reader.header
-        self.codecs = StoredCodecs(reader.header)
+        self.codecs = StoredCodecs(reader)
         sizes = reader.header.map.get("sizes")
         if not isinstance(sizes, list) or [type(size) for size in sizes] != [int] * len(reader.header.files):
             raise CorruptError("the header's map does not tell the sizes of its files", code="layout-map")

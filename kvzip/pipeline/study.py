@@ -9,21 +9,26 @@ import numpy as np
 
 from kvzip.cache import Plane
 from kvzip.codecs.base import Read
-from kvzip.layouts import CacheMap
+from kvzip.devices.base import Device
+from kvzip.layouts import CacheMap, Slab
 from kvzip.pipeline.spool import spooled_source
 from kvzip.tensorfile import TensorSource
 
 
-def reader(source: TensorSource, cache_map: CacheMap) -> Read:
-    """Reads the first tokens of any plane of ``source``, which must be seekable."""
+def reader(source: TensorSource, cache_map: CacheMap, device: Device) -> Read:
+    """Reads tokens of any plane of ``source``, which must be seekable, to the host; ``device`` is where it may lie."""
 
-    def read(plane: Plane, tokens: int) -> np.ndarray:
+    def read(plane: Plane, start: int, stop: int) -> np.ndarray:
         tensor_map = next(part for part in cache_map.maps if plane in part.planes)
-        slab = next(slab for slab in tensor_map.slabs(tokens) if plane in slab.planes and slab.start == 0)
-        held = np.empty(slab.shape, slab.dtype)
-        source.read_runs(tensor_map.tensor.file, *slab.runs(), held.reshape(-1).view(np.uint8))
-        numbers: np.ndarray = slab.gather(held)[slab.planes.index(plane)]
-        return numbers
+        grid = tensor_map.grid
+        outer = tensor_map.planes.index(plane) * grid.outers // len(tensor_map.planes)
+        first = start - start % grid.unit
+        slab = Slab(tensor_map, outer, first, min(-(-stop // grid.unit) * grid.unit, plane.tokens))
+        held = source.allocate(slab.nbytes) if source.allocate else np.empty(slab.nbytes, np.uint8)
+        source.read_runs(tensor_map.tensor.file, *slab.runs(), held)
+        on_host = np.asarray(device.to_host(held)) if source.allocate else held
+        numbers: np.ndarray = slab.gather(on_host.view(slab.dtype).reshape(slab.shape))[slab.planes.index(plane)]
+        return numbers[start - first : stop - first]
 
     return read
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
 from kvzip.profiles.rope import Rope, rotate
+
+Item = TypeVar("Item")
 
 THETAS = (1e4, 1e5, 5e5, 1e6, 5e6)
 """Bases that models in use have. Others must be told."""
@@ -45,9 +48,8 @@ def detect(keys: Sequence[np.ndarray]) -> Detection | None:
 
     A few layers and at most 1024 tokens are looked at; layers of fewer than 32 tokens, or with NaN or Inf, are not.
     """
-    picked = [keys[i] for i in sorted({round(i) for i in np.linspace(0, len(keys) - 1, min(LAYERS, len(keys)))})]
     # The first token is the attention sink: it is like no other.
-    samples = [array[1 : TOKENS + 1].astype(np.float32) for array in picked]
+    samples = [array[1 : TOKENS + 1].astype(np.float32) for array in sample_of(keys)]
     samples = [x for x in samples if len(x) >= LEAST_TOKENS and np.isfinite(x).all()]
     if not samples:
         return None
@@ -66,6 +68,11 @@ def detect(keys: Sequence[np.ndarray]) -> Detection | None:
     best, second = int(order[0]), int(order[1])
     found = Detection(candidates[best], gains[best], gains[best] - gains[second])
     return found if found.certain else None
+
+
+def sample_of(layers: Sequence[Item]) -> list[Item]:
+    """A few of many, the first and the last among them."""
+    return [layers[i] for i in sorted({round(i) for i in np.linspace(0, len(layers) - 1, min(LAYERS, len(layers)))})]
 
 
 def spread(x: np.ndarray) -> float:

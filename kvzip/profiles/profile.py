@@ -11,13 +11,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes  # noqa: F401  (safetensors reads bfloat16 only if numpy knows it)
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import load, save
 
 from kvzip.errors import CorruptError, UnsupportedError, UsageError
 from kvzip.profiles.ropes import Ropes
@@ -87,7 +88,7 @@ class Group:
         return directions
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Profile:
     """Everything that a codec needs to know about a model.
 
@@ -103,13 +104,13 @@ class Profile:
     step: int
     seen: Seen = field(default_factory=Seen)
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """SHA-256 of the content, in hexadecimal; the same whatever the order of tensors in a file."""
         digest = hashlib.sha256(json.dumps(self._metadata(), sort_keys=True).encode())
         for name, tensor in sorted(self._tensors().items()):
             digest.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
-            digest.update(np.ascontiguousarray(tensor).tobytes())
+            digest.update(tensor.tobytes())
         return digest.hexdigest()
 
     @property
@@ -158,7 +159,11 @@ class Profile:
 
     def _tensors(self) -> dict[str, np.ndarray]:
         names = ("mean", "vectors", "scales", "deviations")
-        return {f"{i}.{name}": getattr(group, name) for i, group in enumerate(self.groups) for name in names}
+        return {
+            f"{i}.{name}": np.ascontiguousarray(getattr(group, name))
+            for i, group in enumerate(self.groups)
+            for name in names
+        }
 
 
 def read(path: Path) -> Profile:
@@ -172,17 +177,32 @@ def read(path: Path) -> Profile:
     try:
         with safe_open(path, framework="numpy") as file:
             text = (file.metadata() or {}).get("kvzip")
-            if text is None:
-                raise CorruptError(f"{path} is a safetensors file but no profile of kvzip", code="profile-format")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+            tensors = {name: file.get_tensor(name) for name in file.keys()} if text else {}  # noqa: SIM118  (no mapping)
     except OSError as error:
         raise UsageError(f"cannot read the profile {path}: {error}", code="profile-missing") from error
     except (SafetensorError, ValueError, TypeError) as error:
         raise CorruptError(f"{path} is no profile: {error}", code="profile-format") from error
+    return _parse(text, tensors, str(path))
+
+
+def from_bytes(data: bytes, name: str) -> Profile:
+    """What :meth:`Profile.to_bytes` made, checked; messages call it ``name``. Raises as :func:`read`."""
+    try:
+        length = int.from_bytes(data[:8], "little")
+        text = json.loads(data[8 : 8 + length]).get("__metadata__", {}).get("kvzip")
+        tensors = load(data) if text else {}
+    except (SafetensorError, AttributeError, ValueError, TypeError) as error:
+        raise CorruptError(f"{name} is no profile: {error}", code="profile-format") from error
+    return _parse(text, tensors, name)
+
+
+def _parse(text: str | None, tensors: Mapping[str, np.ndarray], name: str) -> Profile:
+    if text is None:
+        raise CorruptError(f"{name} is a safetensors file but no profile of kvzip", code="profile-format")
     try:
         return _build(json.loads(text), tensors)
     except (KeyError, TypeError, ValueError, UsageError) as error:
-        raise CorruptError(f"the profile {path} is damaged: {error}", code="profile-damaged") from error
+        raise CorruptError(f"the profile {name} is damaged: {error}", code="profile-damaged") from error
 
 
 def _build(data: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> Profile:

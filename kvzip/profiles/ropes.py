@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Self
 
 from kvzip.errors import UsageError
@@ -107,6 +110,26 @@ def _parse_scaling(text: str) -> Scaling:
     if "original" in values:
         values["original"] = int(values["original"])
     return Scaling(kind, **values)
+
+
+def read_config(path: str | os.PathLike[str]) -> Ropes:
+    """The rotations that a model's ``config.json``, or the folder that holds it, tells. Raises ``UsageError``."""
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("no JSON object")
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"cannot read the model configuration {file}: {error}", code="model-config") from error
+    try:
+        return from_config(config)
+    except UsageError as error:
+        error.args = (f"{file}: {error}",)
+        raise
+    except (AttributeError, TypeError, ValueError, LookupError) as error:
+        raise UsageError(
+            f"{file}: the model configuration cannot be understood: {error!r}", code="model-config"
+        ) from error
 
 
 def from_config(config: Mapping[str, Any]) -> Ropes:

@@ -238,6 +238,16 @@ def _reporter(progress: Progress | None, start: int, total: int, what: str) -> C
     return report
 
 
+def check_device(device: str) -> None:
+    """Raises ``UsageError`` unless torch can work on a device of this name, ``UnsupportedError`` without torch."""
+    torch = _torch()
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"torch cannot use the device {device!r}: {reason}", code="train-device") from error
+
+
 def _torch() -> ModuleType:
     try:
         return importlib.import_module("torch")

@@ -13,12 +13,14 @@ quantizer of equal quality. docs/kvtc.md tells why, docs/format.md how. Each blo
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
-from kvzip.cache import Block, Plane
+from kvzip.cache import BLOCK_TOKENS, Block, Plane
 from kvzip.codecs.base import Batch, Codec, Encoded, Errors, Read, Sections
 from kvzip.codecs.kvtc import columns, tokens
 from kvzip.codecs.kvtc.transform import Basis, Transform
@@ -27,7 +29,8 @@ from kvzip.coding.sections import SectionReader, as_bytes, corrupt_block, total_
 from kvzip.devices.base import Array, Device
 from kvzip.devices.descriptors import ELEMENT_SUFFIX
 from kvzip.errors import UsageError
-from kvzip.profiles.profile import Geometry, Profile
+from kvzip.profiles.library import find
+from kvzip.profiles.profile import CUT, Geometry
 from kvzip.profiles.ropes import Ropes
 from kvzip.profiles.scales import power, step_index
 
@@ -35,6 +38,7 @@ LEVEL_5 = 116
 """Step index of level 5: about 2.1 bits an element without a profile, every byte of a file of 1024 tokens counted."""
 
 LEVEL_STEP = 96
+STEPS = range(-12 * 256, 12 * 256 + 1)
 MAX_TOKENS = 4096
 """Tokens of a block at the most: an escape reaches no farther."""
 
@@ -48,8 +52,12 @@ class KvTc(Codec):
     Args:
         level: 1 to 9; each finer one has a step smaller by ``2 ** (3 / 8)`` and costs about 0.37 bits more.
         step: the step itself, in units of values' rms; wins over ``level``.
+        bits: bits a number that the file shall take, all counted; the step is searched for.
+        max_error: relative error that no plane shall exceed; the step is searched for.
         rope: ``"auto"`` finds the keys' rotation in the file, ``"none"``, or a description such as ``"theta=1e6"``.
-        profile: path or hash of a trained profile; its rotation wins over ``rope``.
+        profile: path or hash of a trained profile, which has the rotation, too.
+        effort: 1 to 9; with a profile, each higher one codes coefficients that are smaller by ``2 ** (1 / 2)``: less
+            error at the same step, slower.
         sinks: how many of the oldest tokens of the file to keep exact; 0 for a chunk from the middle of a prompt.
         window: how many of the newest tokens to keep exact.
 
@@ -65,28 +73,43 @@ class KvTc(Codec):
         level: int = 5,
         step: float | None = None,
         step_at: int | None = None,
+        bits: float | None = None,
+        max_error: float | None = None,
         rope: str | Mapping[str, Any] = "auto",
         profile: str | None = None,
+        effort: int = 5,
         sinks: int = 1,
         window: int = 0,
     ) -> None:
         if not 1 <= level <= 9:
             raise UsageError(f"level must be 1 to 9, got {level}")
+        if not 1 <= effort <= 9:
+            raise UsageError(f"effort must be 1 to 9, got {effort}")
+        if sum(target is not None for target in (step, step_at, bits, max_error)) > 1:
+            raise UsageError("step, bits and max_error exclude each other")
+        if bits is not None and not 0 < bits <= 32:
+            raise UsageError(f"bits must be above 0, at most 32, got {bits}")
+        if max_error is not None and not 0 < max_error < 1:
+            raise UsageError(f"max_error must be between 0 and 1, got {max_error}")
+        if profile is not None and rope != "auto":
+            raise UsageError("a profile has its own rotation: leave out rope")
         if sinks < 0 or window < 0:
             raise UsageError(f"sinks and window must be 0 or more, got {sinks} and {window}")
         if step is not None and not 2.0**-12 <= step <= 2.0**12:
             raise UsageError(f"step must be between 2^-12 and 2^12, got {step}")
         if step_at is None:
             step_at = step_index(step) if step is not None else LEVEL_5 - LEVEL_STEP * (level - 5)
-        if not -12 * 256 <= step_at <= 12 * 256:
-            raise UsageError(f"step_at must be between -3072 and 3072, got {step_at}")
+        if step_at not in STEPS:
+            raise UsageError(f"step_at must be between {STEPS[0]} and {STEPS[-1]}, got {step_at}")
         self.step_at = step_at
+        self.bits, self.max_error = bits, max_error
         self.sinks, self.window = sinks, window
+        self.effort = effort
         self.ropes = _ropes(rope)
-        self.profile = _load(profile) if profile is not None else None
+        self.profile = find(profile) if profile is not None else None
         if self.profile is not None:
             self.ropes = self.profile.ropes
-        self._bases: dict[tuple[int, ...], Basis] = {}
+        self._bases: dict[tuple[Device, tuple[int, ...]], Basis] = {}
 
     def config(self) -> dict[str, Any]:
         config: dict[str, Any] = {"step_at": self.step_at, "sinks": self.sinks}
@@ -94,29 +117,43 @@ class KvTc(Codec):
             config["window"] = self.window
         if self.profile is not None:
             config["profile"] = self.profile.hash
+            if self.effort != 5:
+                config["effort"] = self.effort
         else:
             config["rope"] = "auto" if self.ropes is None else self.ropes.to_json()
         return config
 
-    studies = True
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """From a header, which can name a profile by its hash alone: no file of its choice is opened."""
+        if "profile" in config and not re.fullmatch("[0-9a-f]{64}", str(config["profile"])):
+            raise UsageError("the profile is not named by its hash")
+        return cls(**config)
 
-    def study(self, planes: Sequence[Plane], read: Read, notice: Callable[[str], None]) -> Self:
-        """Find the keys' rotation, unless it is given."""
-        if self.ropes is not None:
-            return self
-        from kvzip.profiles.detect import LAYERS, TOKENS, detect
+    @property
+    def studies(self) -> bool:  # type: ignore[override]  # a constant of other codecs
+        return self.ropes is None or self.bits is not None or self.max_error is not None
 
-        keys = [plane for plane in planes if plane.kind == "key"]
-        chosen = [keys[i] for i in sorted({round(i) for i in np.linspace(0, len(keys) - 1, min(LAYERS, len(keys)))})]
-        found = detect([read(plane, min(plane.tokens, TOKENS + 1)) for plane in chosen]) if chosen else None
-        if found is None:
-            notice("kvtc: no rotation stands out in the keys; they are coded as they are (--rope tells it)")
-            return self._with(Ropes())
-        notice(f"kvtc: keys are rotated with {_words(found.rope)}: undone, that saves {found.gain:.2f} bits a number")
-        return self._with(Ropes((found.rope,)))
+    def study(
+        self, planes: Sequence[Plane], read: Read, notice: Callable[[str], None], block_tokens: int = BLOCK_TOKENS
+    ) -> Self:
+        """Find the keys' rotation, and the step that gives the rate or error that is asked for."""
+        studied = self if self.ropes is not None else self._with(ropes=_found(planes, read, notice))
+        if self.bits is not None or self.max_error is not None:
+            from kvzip.codecs.kvtc.search import find_step
+
+            found, told = find_step(studied.bind(planes), planes, read, block_tokens)
+            notice(f"kvtc: step {power(found):.4g} gives {told}")
+            studied = studied._with(step_at=found, bits=None, max_error=None)
+        if self.profile is not None and studied.step_at < self.profile.step:
+            notice(
+                f"kvtc: the profile serves steps from {power(self.profile.step):.3g} on, this one is {_step(studied)}: "
+                "what its bases leave out stays lost (train --step)"
+            )
+        return studied
 
     def bind(self, planes: Sequence[Plane]) -> Self:
-        bound = self if self.ropes is not None else self._with(Ropes())
+        bound = self if self.ropes is not None else self._with(ropes=Ropes())
         for plane in planes:
             rope = bound.ropes.of(plane.layer) if bound.ropes is not None and plane.kind == "key" else None
             if rope is not None:
@@ -125,8 +162,17 @@ class KvTc(Codec):
             self.profile.check(_geometry(planes))
         return bound
 
-    def _with(self, ropes: Ropes) -> Self:
-        return type(self)(step_at=self.step_at, rope=ropes.to_json(), sinks=self.sinks, window=self.window)
+    def with_step(self, step_at: int) -> Self:
+        """The same codec with another step."""
+        return self._with(step_at=step_at)
+
+    def _with(self, **changes: Any) -> Self:
+        """The same codec but for these attributes."""
+        other = copy.copy(self)
+        other._bases = {}
+        for name, value in changes.items():
+            setattr(other, name, value)
+        return other
 
     @classmethod
     def ladder(cls) -> list[str]:
@@ -139,30 +185,35 @@ class KvTc(Codec):
         if self.profile is None:
             return super().groups(planes)
         place = {(plane.sequence, plane.layer, plane.kind): plane for plane in planes}
-        sequences = sorted({plane.sequence for plane in planes})
+        found = {(plane.sequence, self.profile.group_of(plane.layer).layers): None for plane in planes}
         return [
-            tuple(place[sequence, layer, kind] for layer in group.layers for kind in ("key", "value"))
-            for sequence in sequences
-            for group in self.profile.groups
+            tuple(place[sequence, layer, kind] for layer in layers for kind in ("key", "value"))
+            for sequence, layers in sorted(found)
         ]
 
     def describe(self, plane: Plane) -> dict[str, Any]:
         return {"step": float(f"{float(power(self.step_at)):.4g}")}
 
     def bound(self, block: Block) -> int:
+        if self.profile is not None:
+            _geometry(block.planes, self.profile.geometry)
+        if block.tokens > MAX_TOKENS:
+            raise ValueError(f"a block has at most {MAX_TOKENS} tokens")
         numbers = sum(plane.channels for plane in block.planes)
         section = 4 * (1 + -(-block.tokens // 32) * (1 + 18 * len(block.planes)))
         return columns.bound(block.tokens, -(-numbers // rans.LANES)) + section + block.nbytes + 64
 
-    def basis(self, block: Block) -> Basis | None:
-        """The basis of a block's planes at this step; None without a profile."""
+    def basis(self, block: Block, device: Device) -> Basis | None:
+        """The basis of a block's planes at this step, on the device; None without a profile."""
         if self.profile is None:
             return None
         group = self.profile.group_of(block.planes[0].layer)
-        if group.layers not in self._bases:
-            rank = max(1, group.rank_at(self.step_at))
-            self._bases[group.layers] = Basis(group.mean.astype(np.float32), group.matrix(rank))
-        return self._bases[group.layers]
+        basis = self._bases.get((device, group.layers))
+        if basis is None:
+            rank = max(1, group.rank_at(self.step_at, CUT * float(power(128 * (5 - self.effort)))))
+            basis = Basis(device.to_device(group.mean), device.to_device(group.matrix(rank)))
+            self._bases[device, group.layers] = basis
+        return basis
 
     # ------------------------------------------------------------------------------------------------------- encoding
 
@@ -294,24 +345,34 @@ def _ropes(rope: str | Mapping[str, Any]) -> Ropes | None:
     return Ropes.from_json(rope)
 
 
-def _words(rope: Any) -> str:
-    pairs = "neighbouring" if rope.interleaved else "half-split"
-    width = f", the first {rope.rotary} channels" if rope.rotary else ""
-    return f"theta {rope.theta:g}, {pairs} pairs{width}"
+def _found(planes: Sequence[Plane], read: Read, notice: Callable[[str], None]) -> Ropes:
+    """The rotation that the keys show."""
+    from kvzip.profiles.detect import TOKENS, detect, sample_of
+    from kvzip.profiles.summary import rotation
+
+    keys = [plane for plane in planes if plane.kind == "key" and plane.sequence == planes[0].sequence]
+    found = detect([read(plane, 0, min(plane.tokens, TOKENS + 1)) for plane in sample_of(keys)]) if keys else None
+    if found is None:
+        notice("kvtc: no rotation stands out in the keys; they are coded as they are (--rope tells it)")
+        return Ropes()
+    notice(f"kvtc: keys are rotated ({rotation(found.rope)}); undone, that saves {found.gain:.2f} bits a number")
+    return Ropes((found.rope,))
 
 
-def _geometry(planes: Sequence[Plane]) -> Geometry:
-    keys = [plane for plane in planes if plane.kind == "key"]
-    values = [plane for plane in planes if plane.kind == "value"]
-    shapes = {(plane.heads, plane.head_dim) for plane in keys}, {(plane.heads, plane.head_dim) for plane in values}
-    layers = {plane.layer for plane in keys}
-    if [len(shape) for shape in shapes] != [1, 1] or layers != {plane.layer for plane in values}:
-        raise UsageError("a profile needs keys and values of one shape in every layer", code="profile-geometry")
-    ((heads, key_dim),), ((_, value_dim),) = shapes
-    return Geometry(len(layers), heads, key_dim, value_dim)
+def _step(codec: KvTc) -> str:
+    return f"{power(codec.step_at):.3g}"
 
 
-def _load(profile: str) -> Profile:
-    from kvzip.profiles.library import find
-
-    return find(profile)
+def _geometry(planes: Sequence[Plane], expected: Geometry | None = None) -> Geometry:
+    """What planes that share bases have in common; their heads and dims are ``expected`` if that is given."""
+    shapes = {(plane.heads, plane.head_dim, plane.dtype) for plane in planes}
+    layers = {kind: {plane.layer for plane in planes if plane.kind == kind} for kind in ("key", "value")}
+    kinds = {plane.kind for plane in planes}
+    if len(shapes) != 1 or kinds != set(layers) or layers["key"] != layers["value"]:
+        raise UsageError(
+            "with a profile, keys and values of all layers must have one shape and dtype", code="profile-geometry"
+        )
+    ((heads, dim, _),) = shapes
+    if expected is not None and (heads, dim, dim) != (expected.heads, expected.key_dim, expected.value_dim):
+        raise ValueError(f"its profile is for {expected}")
+    return Geometry(len(layers["key"]), heads, dim, dim)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
 
 from kvzip.devices.base import Array, Device
 from kvzip.profiles.rope import Rope, cos_sin
+
+KEPT = 128
+"""Rotations that are kept for the next layer: of so many blocks, there and back."""
+
+OF_LENGTH = ("dynamic", "longrope")
+"""Scalings that look at how long the whole prompt is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +33,21 @@ class Rotation:
         cls, rope: Rope, head_dim: int, start: int, tokens: int, whole: int, device: Device, *, inverse: bool
     ) -> Self:
         """The rotation of tokens ``start : start + tokens`` of a cache of ``whole`` tokens, or its inverse."""
-        key = ("kvtc.rotation", rope, head_dim, start, tokens, whole, inverse)
-        cosines = device.constant((*key, "cos"), lambda: _tables(rope, head_dim, start, tokens, whole, inverse)[0])
-        sines = device.constant((*key, "sin"), lambda: _tables(rope, head_dim, start, tokens, whole, inverse)[1])
-        partners = device.constant((*key, "partners"), lambda: _partners(rope, head_dim))
-        return cls(cosines, sines, partners)
+        if rope.scaling is None or rope.scaling.kind not in OF_LENGTH:
+            whole = 0
+        found: Self = _on_device(rope, head_dim, start, tokens, whole, device, inverse)  # type: ignore[assignment]
+        return found
 
 
-def _partners(rope: Rope, head_dim: int) -> np.ndarray:
+@lru_cache(maxsize=KEPT)
+def _on_device(
+    rope: Rope, head_dim: int, start: int, tokens: int, whole: int, device: Device, inverse: bool
+) -> Rotation:
+    cosines, sines = _tables(rope, head_dim, start, tokens, whole, inverse)
     first, second = rope.pairs(head_dim)
     partners = np.arange(head_dim, dtype=np.uint32)
     partners[first], partners[second] = second, first
-    return partners
+    return Rotation(*map(device.to_device, (cosines, sines, partners)))
 
 
 def _tables(

@@ -30,7 +30,7 @@ SIDE = np.dtype(
 
 @dataclass(slots=True)
 class Basis:
-    """``mean`` float32 ``[width]``, and the directions that are coded, ``matrix`` float32 ``[rank, width]``."""
+    """On a device: ``mean`` float32 ``[width]``, and the directions that are coded, ``matrix`` ``[rank, width]``."""
 
     mean: Array
     matrix: Array
@@ -71,20 +71,11 @@ class Transform:
         sizes = [block.tokens * width for block, width in zip(batch.blocks, self.widths, strict=True)]
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
         self.numbers = device.scratch("kvtc.numbers", (int(self.starts[-1]),), np.float32)
-        self.bases = [self._on_device(codec.basis(block)) for block in batch.blocks]
+        self.bases = [codec.basis(block, device) for block in batch.blocks]
         self.coefficients: list[Array] = [
             self.rows(i) if basis is None else device.xp.empty((block.tokens, basis.rank), np.float32)
             for i, (block, basis) in enumerate(zip(batch.blocks, self.bases, strict=True))
         ]
-
-    def _on_device(self, basis: Basis | None) -> Basis | None:
-        if basis is None:
-            return None
-        key = ("kvtc.basis", id(basis))
-        return Basis(
-            self.device.constant((*key, "mean"), lambda: basis.mean),
-            self.device.constant((*key, "matrix"), lambda: np.ascontiguousarray(basis.matrix)),
-        )
 
     def rows(self, block: int) -> Array:
         """The scaled numbers of a block, float32 ``[tokens, width]``."""
