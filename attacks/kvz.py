@@ -107,12 +107,12 @@ def starts() -> Iterator[Row]:
         "one bit changed in a block",
         (data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]),
     )
-    for name, code, at, reason in (
-        ("version-1", "kvz-version", 8, "a version from the future"),
-        ("reserved-flag", "kvz-reserved", 10, "a reserved flag"),
+    for name, code, at, value, reason in (
+        ("version-next", "kvz-version", 8, fmt.VERSION + 1, "a version from the future"),
+        ("reserved-flag", "kvz-reserved", 10, 1, "a reserved flag"),
     ):
         start = bytearray(data[:12])
-        start[at] = 1
+        start[at] = value
         yield (
             name,
             code,
