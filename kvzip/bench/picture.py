@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from kvzip.bench.model import CONFIDENCE
 from kvzip.bench.rows import Row
 from kvzip.plots import colors, new_figure, plain_ticks, rendered
@@ -30,13 +32,15 @@ def bench_picture(rows: Sequence[Row], title: str, suffix: str) -> bytes:
     """
     codecs = [row for row in rows if row.name != "copy"]
     lossy = [row for row in codecs if row.lossy and row.attention]
-    parts = [HEIGHT, 0.9 + 0.26 * len(lossy)] if lossy else [HEIGHT]
+    parts = [HEIGHT, 0.8 + 0.19 * len(lossy)] if lossy else [HEIGHT]
     figure = new_figure(WIDTH, sum(parts))
-    axes = figure.subplots(len(parts), 1, height_ratios=parts, squeeze=False)[:, 0]
-    _rate_distortion(axes[0], codecs)
-    axes[0].set_title(title)
-    if lossy:
-        _heat_map(figure, axes[1], lossy)
+    # Each part with a layout of its own: the long names of one must not narrow the other.
+    above, *below = np.atleast_1d(figure.subfigures(len(parts), 1, height_ratios=parts))
+    axes = above.subplots()
+    _rate_distortion(axes, codecs)
+    axes.set_title(title)
+    for part in below:
+        _heat_map(part, lossy)
     return rendered(figure, suffix)
 
 
@@ -105,26 +109,28 @@ def _draw_lossless(axes: Any, rows: Sequence[Row], color: dict[str, Any]) -> Non
 
 
 def _label_points(axes: Any, rows: Sequence[Row]) -> None:
-    """A name beside each point, moved up or down to where it meets no other."""
+    """Names beside points, where they meet no other: those of the front first, the others while there is room."""
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    front = {rows[number].name for number in pareto([_point(row) for row in rows])}
     taken: list[tuple[float, float, float]] = []
-    for row in sorted(rows, key=_point):
+    for row in sorted(rows, key=lambda row: (row.name not in front, _point(row))):
         label = _short(row.name)
-        # In points of the page, nearly: the axes take about four fifths of the picture.
-        x = 58 * WIDTH * math.log(_point(row)[0] / left) / math.log(right / left)
-        y = 58 * HEIGHT * math.log(_point(row)[1] / low) / math.log(high / low)
+        # In points of the page, nearly: the axes take nine tenths of the picture.
+        x = 65 * WIDTH * math.log(_point(row)[0] / left) / math.log(right / left)
+        y = 60 * HEIGHT * math.log(_point(row)[1] / low) / math.log(high / low)
         width = 0.58 * FONT * len(label) + 5
-        for shift in (3, -8, 11, -16, 19, -24, 27, -32):
+        for shift in (3, -8, 11, -16):
             if all(abs(y + shift - b) > FONT or x + width < a or a + w < x for a, b, w in taken):
+                taken.append((x, y + shift, width))
+                axes.annotate(label, _point(row), (5, shift), textcoords="offset points", fontsize=FONT)
                 break
-        taken.append((x, y + shift, width))
-        axes.annotate(label, _point(row), (5, shift), textcoords="offset points", fontsize=FONT)
 
 
-def _heat_map(figure: Any, axes: Any, rows: Sequence[Row]) -> None:
+def _heat_map(figure: Any, rows: Sequence[Row]) -> None:
     """The error of the attention output: a line per codec, a column per layer."""
     from matplotlib.colors import LogNorm
 
+    axes = figure.subplots()
     ordered = sorted(rows, key=lambda row: row.bits_per_element)
     layers = sorted({error.layer for row in ordered for error in row.attention})
     cells = [[math.nan] * len(layers) for _ in ordered]
@@ -135,11 +141,11 @@ def _heat_map(figure: Any, axes: Any, rows: Sequence[Row]) -> None:
     norm = LogNorm(min(known), max(known)) if known and min(known) < max(known) else None
     image = axes.imshow(cells, aspect="auto", cmap="viridis", norm=norm, interpolation="nearest")
     names = [f"{row.name}, {row.bits_per_element:.2f} bits" for row in ordered]
-    axes.set_yticks(range(len(ordered)), names, fontsize=7)
+    axes.set_yticks(range(len(ordered)), names, fontsize=FONT)
     step = max(1, len(layers) // 16)
     axes.set_xticks(range(0, len(layers), step), layers[::step])
     axes.set_xlabel("layer")
-    axes.set_title("attention output error, |x - y| / |x|, by layer", fontsize=9)
+    axes.set_title("attention output error, |x - y| / |x|, by layer (white: none)", fontsize=9)
     scale = figure.colorbar(image, ax=axes, pad=0.01)
     scale.ax.tick_params(labelsize=7)
     if norm:
