@@ -6,7 +6,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self, overload
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from kvzip.cache import BLOCK_TOKENS, Kind, Plane
 from kvzip.codecs.base import Codec
-from kvzip.container import Header, Totals
+from kvzip.container import Frame, Header, Totals
 from kvzip.devices import get_device
 from kvzip.devices.base import Device
 from kvzip.errors import UsageError
@@ -26,6 +26,7 @@ from kvzip.opening import PathLike, Tensors, open_reader, open_restored, open_so
 from kvzip.pipeline import Choice, Report, StoredCache, assign, collect, decode_plane
 from kvzip.pipeline import compress as run_compress
 from kvzip.pipeline import decompress as run_decompress
+from kvzip.pipeline.stored import FileFrames, Want
 from kvzip.pipeline.study import at_random, reader
 from kvzip.profiles.library import offering
 from kvzip.tensorfile import TensorSource
@@ -285,6 +286,16 @@ class Cache:
             return _like(numbers, self._like)
         target[...] = numbers
         return out
+
+    def codec_of(self, plane: Plane) -> Codec:
+        """What coded a plane."""
+        return self._stored.codecs[self.header.plane_codec[plane.index]]
+
+    def frames(self, plane: Plane, tokens: range) -> Iterator[Frame]:
+        """The frames that hold those tokens of a plane: checked, and not decoded."""
+        want = Want(self.header.group_of[plane.index], tokens.start, min(tokens.stop, plane.tokens))
+        for frames in FileFrames(self._stored.file, self._stored.codecs).chunks([want], self._device.batch_bytes):
+            yield from frames
 
     def close(self) -> None:
         """Close the file."""

@@ -69,6 +69,65 @@ def test_fp8_needs_its_shape(tmp_path: Path) -> None:
     assert (tmp_path / "back").read_bytes() == case.encoded
 
 
+def _turboquant(name: str) -> tuple[golden.Case, np.ndarray, np.ndarray, list[str]]:
+    """A case, its input and output as ``[layers, 2, tokens, heads, head_dim]``, and what the bytes do not say."""
+    case = golden.load_case(name)
+    _, layers, tokens, width = case.input.shape
+    shape = (layers, tokens, width // case.options["head_dim"], case.options["head_dim"])
+    given, decoded = (
+        np.ascontiguousarray(kv.reshape(2, layers, *shape[1:]).swapaxes(0, 1)) for kv in (case.input, case.decoded)
+    )
+    told = ["--shape", ",".join(map(str, shape)), "--dtype", case.input.dtype.name]
+    return case, given, decoded, ["--format", "turboquant", "--preset", case.options["preset"], *told]
+
+
+@pytest.mark.parametrize("name", golden.names("turboquant"))
+def test_turboquant_objects_are_those_of_lmcache(name: str, tmp_path: Path) -> None:
+    """Of the numbers, each byte that LMCache writes; of its bytes, each bit that it reads, and the same bytes again."""
+    case, given, decoded, options = _turboquant(name)
+    kvzip.compress({"kv_chunk": given}, tmp_path / "given.kvz", codec="lossless", layout="lmcache-blob")
+    assert cli.kvzip("export", tmp_path / "given.kvz", *options[:4], "-o", tmp_path / "object") == 0
+    assert (tmp_path / "object").read_bytes() == case.encoded
+
+    packed, length = tmp_path / "kv.kvz", given.shape[2]
+    assert cli.kvzip("import", tmp_path / "object", *options, "--block-tokens", "8", "-o", packed) == 0
+    assert golden.same_bits(kvzip.decompress(packed)["kv_chunk"], decoded)
+    assert cli.kvzip("export", packed, "--format", "turboquant", "-o", tmp_path / "back") == 0
+    assert (tmp_path / "back").read_bytes() == case.encoded
+
+    part = ("--shape", options[5].replace(f",{length},", ",9,"))
+    assert cli.kvzip("export", packed, "--format", "turboquant", "--tokens", "5:14", "-o", tmp_path / "part") == 0
+    twice = (tmp_path / "part", tmp_path / "part")
+    assert cli.kvzip("import", *twice, *options[:4], *part, *options[6:], "-o", tmp_path / "twice.kvz") == 0
+    expected = np.concatenate([decoded[:, :, 5:14]] * 2, axis=2)
+    assert golden.same_bits(kvzip.decompress(tmp_path / "twice.kvz")["kv_chunk"], expected)
+
+
+def test_turboquant_codes_of_a_kvz_are_those_that_it_was_made_with(tmp_path: Path, capsys: Capture) -> None:
+    """A .kvz with LMCache's codes gives LMCache's object of the numbers that it no longer has; another says so."""
+    case, given, _, options = _turboquant("turboquant_3bit_nc-real-qwen-d64")
+    for codec in ("turboquant:preset=3bit_nc,tuned=false", "turboquant:preset=3bit_nc", "int8"):
+        packed, back = tmp_path / "kv.kvz", tmp_path / "back"
+        kvzip.compress({"kv_chunk": given}, packed, codec=codec, layout="lmcache-blob", force=True)
+        assert cli.kvzip("export", packed, *options[:4], "-o", back, "-f") == 0
+        assert (back.read_bytes() == case.encoded) == ("false" in codec)
+        assert ("a second time" in capsys.readouterr().err) == ("false" not in codec)
+
+
+def test_turboquant_needs_its_shape_and_preset(tmp_path: Path) -> None:
+    case, _, _, options = _turboquant("turboquant_4bit_nc-random-d128")
+    file = tmp_path / "object"
+    file.write_bytes(case.encoded)
+    assert cli.kvzip("import", file, *options[:4]) == 2
+    assert cli.kvzip("import", file, *options, "--preset", "5bit") == 2
+    assert cli.kvzip("import", file, *options, "--shape", "6,20,1,512") == 2
+    assert cli.kvzip("import", file, *options, "--shape", "3,20,1,64") == 2, "fewer layers than stay raw"
+    assert cli.kvzip("import", file, *options, "--preset", "3bit_nc") == 3
+    file.write_bytes(case.encoded[:-1])
+    assert cli.kvzip("import", file, *options) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["object"]
+
+
 def test_a_hostile_pickle_is_refused_and_nothing_written(tmp_path: Path, capsys: Capture) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:

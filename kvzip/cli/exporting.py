@@ -11,7 +11,7 @@ import typer
 
 from kvzip.cli import options, text
 from kvzip.cli.compress import Bins
-from kvzip.cli.importing import Format
+from kvzip.cli.importing import Format, Preset
 from kvzip.cli.items import check_targets, restored_name
 from kvzip.cli.progress import ProgressStyle
 from kvzip.errors import UsageError
@@ -32,6 +32,7 @@ def export(
     chunk: Chunk = None,
     k_bins: Bins = None,
     v_bins: Bins = None,
+    preset: Preset = None,
     force: options.Force = False,
     sync: options.Sync = False,
     threads: options.Threads = None,
@@ -42,13 +43,15 @@ def export(
 ) -> None:
     """Make LMCache's file of a .kvz: kv.kvz becomes kv.cachegen.
 
-    The symbols of a cache with LMCache's bins stay as they are; others are quantized a second time, and a note says so.
+    The symbols of a cache with LMCache's bins stay as they are, and so do turboquant's codes; others are quantized a
+    second time, and a note says so.
 
     \b
     Examples:
       kvzip export kv.kvz
       kvzip export kv.kvz --chunk 256 -o chunks
       kvzip export kv.kvz --format fp8-e4m3fn --tokens 0:256 -o kv.fp8
+      kvzip export kv.kvz --format turboquant --preset 4bit_nc
     """
     job = options.Job.of(quiet, verbose, style, device, threads)
     (name,) = options.inputs_of([file])
@@ -72,7 +75,7 @@ def export(
             for start, stop in _cuts(length, wanted, chunk):
                 yield start, export_cache(
                     cache, file_format=file_format, tokens=(start, stop), k_bins=k_bins, v_bins=v_bins,
-                    device=job.device, notice=job.messages.notice,
+                    preset=preset, device=job.device, notice=job.messages.notice,
                 )  # fmt: skip
 
         if chunk:

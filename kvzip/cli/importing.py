@@ -16,11 +16,17 @@ from kvzip.errors import UsageError
 if TYPE_CHECKING:
     from kvzip.lmcache.fp8 import Geometry
 
-Format = Annotated[str, typer.Option("--format", metavar="FORMAT", help="cachegen, fp8-e4m3fn or fp8-e5m2.")]
-Shape = Annotated[
-    str | None, typer.Option("--shape", metavar="LAYERS,TOKENS,HEADS,DIM", help="Of fp8 files, which do not say.")
+Format = Annotated[
+    str, typer.Option("--format", metavar="FORMAT", help="cachegen, fp8-e4m3fn, fp8-e5m2 or turboquant.")
 ]
-Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="What an fp8 file's numbers were before.")]
+Shape = Annotated[
+    str | None, typer.Option("--shape", metavar="LAYERS,TOKENS,HEADS,DIM", help="Of fp8 and turboquant files.")
+]
+Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="What the numbers of such a file were before.")]
+Preset = Annotated[
+    str | None,
+    typer.Option("--preset", metavar="PRESET", help="Of turboquant, as in 4bit_nc or 4bit_nc,skip_first_layers=0."),
+]
 
 
 def import_(
@@ -33,6 +39,7 @@ def import_(
     k_bins: Bins = None,
     v_bins: Bins = None,
     coder: Coder = None,
+    preset: Preset = None,
     block_tokens: BlockTokens = 1024,
     force: options.Force = False,
     sync: options.Sync = False,
@@ -42,7 +49,7 @@ def import_(
     quiet: options.Quiet = False,
     verbose: options.Verbose = 0,
 ) -> None:
-    """Make one .kvz of LMCache's files: CacheGen blobs, or the raw bytes of its fp8 serde.
+    """Make one .kvz of LMCache's files: CacheGen blobs, or the raw bytes of its fp8 and turboquant serdes.
 
     Several files are chunks of one cache, in the order of their tokens. The numbers stay those that LMCache decodes. A
     blob is a pickle: it is read, never run.
@@ -52,6 +59,7 @@ def import_(
       kvzip import chunk.bin -o kv.kvz
       kvzip import chunk-0.bin chunk-1.bin chunk-2.bin -o kv.kvz
       kvzip import --format fp8-e4m3fn --shape 32,256,8,128 kv.fp8
+      kvzip import --format turboquant --preset 4bit_nc --shape 32,256,8,128 kv.turboquant
     """
     job = options.Job.of(quiet, verbose, style, device, threads)
     inputs = options.inputs_of(files)
@@ -71,7 +79,8 @@ def import_(
         report = import_files(
             contents, sink,
             file_format=file_format, geometry=_geometry(shape, dtype), k_bins=k_bins, v_bins=v_bins,
-            coder=coder or "rans", device=job.device, block_tokens=block_tokens, notice=job.messages.notice,
+            coder=coder or "rans", preset=preset, device=job.device, block_tokens=block_tokens,
+            notice=job.messages.notice,
         )  # fmt: skip
     read = sum(len(data) for _, data in contents)
     job.messages.result(

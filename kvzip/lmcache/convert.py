@@ -8,15 +8,20 @@ from typing import Any
 import numpy as np
 
 from kvzip import api
+from kvzip.codecs import get_codec
+from kvzip.codecs.base import Codec
 from kvzip.codecs.cachegen import CacheGen
 from kvzip.codecs.fp8 import Fp8
+from kvzip.codecs.turboquant import TurboQuant
 from kvzip.coding import bins as schedule
 from kvzip.devices.base import Device
 from kvzip.errors import UnsupportedError, UsageError
 from kvzip.lmcache import cachegen, fp8
 from kvzip.lmcache.blob import read_blob, write_blob
+from kvzip.lmcache.kept_codes import KeptCodes, codes_of, join_codes, stock_codec
+from kvzip.lmcache.turboquant import read_codes, write_turboquant
 
-FORMATS = ("cachegen", *fp8.FORMATS)
+FORMATS = ("cachegen", *fp8.FORMATS, "turboquant")
 TENSOR = "kv_chunk"
 """What LMCache's disk chunks call the cache: kvzip knows the layout by it."""
 
@@ -30,6 +35,7 @@ def import_files(
     k_bins: str | None = None,
     v_bins: str | None = None,
     coder: str = "rans",
+    preset: str | None = None,
     device: Device,
     **options: Any,
 ) -> Any:
@@ -38,10 +44,12 @@ def import_files(
     Args:
         files: what messages call each file, and its bytes.
         target: as for :func:`kvzip.compress`, whose result is returned; ``options`` likewise (``block_tokens``...).
-        file_format: ``cachegen``, ``fp8-e4m3fn`` or ``fp8-e5m2``.
-        geometry: of every fp8 file.
+        file_format: ``cachegen``, ``fp8-e4m3fn``, ``fp8-e5m2`` or ``turboquant``.
+        geometry: of every fp8 or turboquant file.
         k_bins, v_bins: of CacheGen blobs, which do not tell; LMCache's schedule for the number of layers if None.
         coder: how the ``.kvz`` codes CacheGen's symbols, which stay as they are.
+        preset: of turboquant files, whose codes stay as they are: ``"4bit_nc"``, with the codec's other options behind
+            it if need be, as in ``"4bit_nc,skip_first_layers=0"``; LMCache's usual one if None.
 
     Raises:
         UnsupportedError: a blob that may run code, or whose symbols no quantizer made.
@@ -52,15 +60,20 @@ def import_files(
         parts = [_read_cachegen(name, data, k_bins, v_bins, device) for name, data in files]
         layers = len(parts[0])
         keys, values = _bins(layers, k_bins, v_bins)
-        codec: CacheGen | Fp8 = CacheGen(k_bins=_runs(keys), v_bins=_runs(values), sinks=0, coder=coder)
-    elif file_format in fp8.FORMATS:
-        if geometry is None:
-            raise UsageError("fp8 files do not say how the cache is shaped: give its shape", code="no-shape")
+        codec: Codec = CacheGen(k_bins=_runs(keys), v_bins=_runs(values), sinks=0, coder=coder)
+    elif file_format not in FORMATS:
+        raise UsageError(f"unknown format {file_format!r}: {', '.join(FORMATS)} are known", code="lmcache-format")
+    elif geometry is None:
+        raise UsageError(f"{file_format} files do not say how the cache is shaped: give its shape", code="no-shape")
+    elif file_format == "turboquant":
+        stock = _turboquant(preset)
+        read = [read_codes(data, stock, geometry, device, name) for name, data in files]
+        parts = [part for part, _ in read]
+        codec = KeptCodes(stock, geometry.layers, join_codes([codes for _, codes in read]))
+    else:
         dtype = fp8.FORMATS[file_format]
         parts = [fp8.read_fp8(data, dtype, geometry, name) for name, data in files]
         codec = Fp8(dtype=dtype)
-    else:
-        raise UsageError(f"unknown format {file_format!r}: {', '.join(FORMATS)} are known", code="lmcache-format")
     return api.compress(
         {TENSOR: _join(files, parts)}, target, codec=codec, layout="lmcache-blob", device=device, **options
     )
@@ -73,12 +86,14 @@ def export_cache(
     tokens: api.Cut = None,
     k_bins: str | None = None,
     v_bins: str | None = None,
+    preset: str | None = None,
     device: Device,
     notice: Callable[[str], None] = lambda _: None,
 ) -> bytes:
     """The LMCache file of an opened ``.kvz``, or of a part of its tokens.
 
-    Symbols of LMCache's bins stay as they are; anything else is quantized once more.
+    Symbols of LMCache's bins stay as they are, and so do codes of turboquant with ``tuned=false``; anything else is
+    quantized once more. Without a ``preset`` turboquant's is that of the cache, or LMCache's usual one.
 
     Raises:
         UsageError: the cache is not made of keys and values of one shape in every layer.
@@ -86,12 +101,24 @@ def export_cache(
     if file_format not in FORMATS:
         raise UsageError(f"unknown format {file_format!r}: {', '.join(FORMATS)} are known", code="lmcache-format")
     kv = _whole_cache(cache, tokens)
+    if file_format == "turboquant":
+        stock = (stock_codec(cache) if preset is None else None) or _turboquant(preset)
+        codes = codes_of(cache, stock, tokens)
+        if codes is None and cache.statistics:
+            notice(f"the codes are not those of LMCache's {stock.preset}: they are quantized a second time")
+        return write_turboquant(kv, stock, device, codes)
     if file_format != "cachegen":
         return fp8.write_fp8(kv, fp8.FORMATS[file_format], device)
     keys, values = _bins(len(kv), k_bins, v_bins)
     if told := _second_loss(cache, keys, values):
         notice(told)
     return write_blob(cachegen.encode(device.to_device(kv), keys, values, device))
+
+
+def _turboquant(preset: str | None) -> TurboQuant:
+    codec = get_codec("turboquant" if preset is None else f"turboquant:preset={preset}")
+    assert isinstance(codec, TurboQuant)
+    return codec
 
 
 def _read_cachegen(name: str, data: bytes, k_bins: str | None, v_bins: str | None, device: Device) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 from kvzip.cache import Block, Plane
 from kvzip.codecs.base import Batch
 from kvzip.codecs.turboquant import TurboQuant
+from kvzip.codecs.turboquant.rotation import MAX_HEAD_DIM
 from kvzip.devices.base import Array, Device
 from kvzip.errors import CorruptError, UsageError
 from kvzip.lmcache.fp8 import Geometry
@@ -22,31 +23,28 @@ from kvzip.lmcache.fp8 import Geometry
 PARTS = (("DATA", 0), ("NORM", 0), ("DATA", 1), ("SCAL", 1))
 """The sections of a slot and whether they are of the key (0) or the value (1); an fp8 key has no NORM."""
 
+Codes = dict[tuple[int, int], dict[str, np.ndarray]]
+"""What slots hold, by layer and key (0) or value (1): each section, uint8 ``[tokens, heads, bytes]``."""
 
-def write_turboquant(kv: np.ndarray, codec: TurboQuant, device: Device) -> bytes:
+
+def write_turboquant(kv: np.ndarray, codec: TurboQuant, device: Device, codes: Codes | None = None) -> bytes:
     """The object that LMCache makes of ``[layers, 2, tokens, heads, head_dim]`` with the options of ``codec``.
 
-    Its ``tuned`` does not matter. Rows with NaN, Inf or beyond fp16 are as broken as LMCache has them.
+    Its ``tuned`` does not matter. Rows with NaN, Inf or beyond fp16 are as broken as LMCache has them. Where ``codes``
+    are given, slots are made of them, and ``kv`` has to hold only the layers that stay raw.
     """
-    layers, _, tokens, heads, _ = kv.shape
-    first, stop = _inner(codec, layers)
-    stock = _stock(codec, layers)
-    batch = _batch(kv[first:stop], first, device)
-    sections = [
-        {tag: np.asarray(device.to_host(section)) for tag, section in encoded.sections.items()}
-        for encoded in stock.encode(batch, device)
-    ] if batch.blocks else []  # fmt: skip
-    layout = _slot_layout(stock, batch)
-    blocks = -(-tokens // codec.block_size)
-    slots = np.zeros((stop - first, blocks * codec.block_size, heads, _slot_bytes(layout)), np.uint8)
-    for layer in range(stop - first):
+    layers, _, tokens, heads, head_dim = kv.shape
+    between = layers_between(codec, layers)
+    parts = slot_parts(codec, layers, head_dim)
+    codes = _encode(kv, codec, device) if codes is None else codes
+    slots = np.zeros(_slots_shape(codec, layers, tokens, heads, head_dim), np.uint8)
+    for layer, slot in zip(between, slots, strict=True):
         at = 0
-        for tag, which, size in layout:
-            part = sections[2 * layer + which][tag].reshape(tokens, heads, size)
-            slots[layer, :tokens, :, at : at + size] = part
+        for tag, which, size in parts:
+            slot[:tokens, :, at : at + size] = codes[layer, which][tag]
             at += size
     raw = np.swapaxes(kv, 0, 1)
-    return raw[:, :first].tobytes() + slots.tobytes() + raw[:, stop:].tobytes()
+    return raw[:, : between.start].tobytes() + slots.tobytes() + raw[:, between.stop :].tobytes()
 
 
 def read_turboquant(
@@ -56,74 +54,115 @@ def read_turboquant(
 
     Raises ``CorruptError`` if the bytes are more or fewer than options and geometry say.
     """
+    return read_codes(data, codec, geometry, device, what)[0]
+
+
+def read_codes(
+    data: bytes, codec: TurboQuant, geometry: Geometry, device: Device, what: str = "the file"
+) -> tuple[np.ndarray, Codes]:
+    """As :func:`read_turboquant`; and the codes of the layers that do not stay raw."""
     layers, _, tokens, heads, head_dim = geometry.shape
-    first, stop = _inner(codec, layers)
-    kv = np.empty(geometry.shape, np.dtype(geometry.dtype))
-    stock, batch = _stock(codec, layers), _batch(kv[first:stop], first, device)
-    layout = _slot_layout(stock, batch)
-    raw_bytes = 2 * tokens * heads * head_dim * kv.itemsize
-    shape = (stop - first, -(-tokens // codec.block_size) * codec.block_size, heads, _slot_bytes(layout))
-    expected = (layers - stop + first) * raw_bytes + int(np.prod(shape))
+    between, dtype = layers_between(codec, layers), np.dtype(geometry.dtype)
+    raw_bytes = 2 * tokens * heads * head_dim * dtype.itemsize
+    shape = _slots_shape(codec, layers, tokens, heads, head_dim)
+    expected = (layers - len(between)) * raw_bytes + int(np.prod(shape))
     if len(data) != expected:
         raise CorruptError(
             f"{what} has {len(data)} bytes; {codec.preset} of {layers} layers x {tokens} tokens x {heads} heads x "
             f"{head_dim} makes {expected}; give the shape and the options that it was written with",
             code="lmcache-turboquant-size",
         )
-    bytes_of = np.frombuffer(data, np.uint8)
-    for start, end, begin in ((0, first, 0), (stop, layers, len(data) - (layers - stop) * raw_bytes)):
-        raw = bytes_of[begin : begin + (end - start) * raw_bytes].view(kv.dtype)
-        kv[start:end] = raw.reshape(2, end - start, tokens, heads, head_dim).swapaxes(0, 1)
-    slots = bytes_of[first * raw_bytes : len(data) - (layers - stop) * raw_bytes].reshape(shape)
-    sections: list[dict[str, Array]] = [{} for _ in batch.blocks]
-    for layer in range(stop - first):
+    kv, bytes_of = np.empty(geometry.shape, dtype), np.frombuffer(data, np.uint8)
+    begin, end = between.start * raw_bytes, len(data) - (layers - between.stop) * raw_bytes
+    for part, raw in ((kv[: between.start], bytes_of[:begin]), (kv[between.stop :], bytes_of[end:])):
+        part[...] = raw.view(dtype).reshape(2, len(part), tokens, heads, head_dim).swapaxes(0, 1)
+    codes: Codes = {(layer, which): {} for layer in between for which in (0, 1)}
+    for layer, slot in zip(between, bytes_of[begin:end].reshape(shape), strict=True):
         at = 0
-        for tag, which, size in layout:
-            part = np.zeros(tokens * heads * size + 128, np.uint8)[: tokens * heads * size]
-            part.reshape(tokens, heads, size)[...] = slots[layer, :tokens, :, at : at + size]
-            sections[2 * layer + which][tag] = device.to_device(part)
+        for tag, which, size in slot_parts(codec, layers, head_dim):
+            codes[layer, which][tag] = slot[:tokens, :, at : at + size]
             at += size
-    if batch.blocks:
-        stock.decode(batch, sections, device)
-        for i, array in enumerate(batch.arrays):
-            kv[first + i // 2, i % 2] = device.to_host(array)
-    return kv
+    _decode(kv, codes, codec, device)
+    return kv, codes
 
 
-def _inner(codec: TurboQuant, layers: int) -> tuple[int, int]:
-    """The layers that have slots."""
+def layers_between(codec: TurboQuant, layers: int) -> range:
+    """The layers that have slots. Raises ``UsageError`` for fewer layers than stay raw."""
     first, stop = codec.skip_first_layers, layers - codec.skip_last_layers
     if first > stop:
         raise UsageError(
             f"{layers} layers are fewer than the {first} first and {layers - stop} last ones that stay raw",
             code="lmcache-layers",
         )
-    return first, stop
+    return range(first, stop)
 
 
-def _stock(codec: TurboQuant, layers: int) -> TurboQuant:
-    return TurboQuant(**{**codec.config(), "tuned": False, "layers": layers})
+def slot_parts(codec: TurboQuant, layers: int, head_dim: int) -> list[tuple[str, int, int]]:
+    """Section, key (0) or value (1), and bytes of what a slot has, in order; nothing where all layers stay raw.
+
+    Raises ``UsageError`` for heads that are larger than kernels take.
+    """
+    if head_dim > MAX_HEAD_DIM:
+        raise UsageError(f"turboquant has heads of up to {MAX_HEAD_DIM} channels, not {head_dim}", code="lmcache-shape")
+    stock = stock_of(codec, layers)
+    sizes = [
+        stock.row_sections(Plane(0, layer, kind, 1, 1, head_dim, "bfloat16"))
+        for layer in layers_between(codec, layers)[:1]
+        for kind in ("key", "value")
+    ]
+    return [(tag, which, sizes[which][tag]) for tag, which in PARTS if sizes and tag in sizes[which]]
 
 
-def _batch(kv: np.ndarray, first: int, device: Device) -> Batch:
-    """Keys and values of one layer after the other; ``kv[0]`` is layer ``first``."""
+def stock_of(codec: TurboQuant, layers: int) -> TurboQuant:
+    """The codec as LMCache has it, of a cache of so many layers: heads are those of the cache."""
+    return TurboQuant(**{**codec.config(), "tuned": False, "layers": layers, "head_dim": None})
+
+
+def _encode(kv: np.ndarray, codec: TurboQuant, device: Device) -> Codes:
+    members, batch = _batch(kv, codec, device)
+    encoded = stock_of(codec, len(kv)).encode(batch, device) if members else []
+    _, _, tokens, heads, _ = kv.shape
+    return {
+        member: {
+            tag: np.asarray(device.to_host(one.sections[tag])).reshape(tokens, heads, size)
+            for tag, which, size in slot_parts(codec, len(kv), kv.shape[-1])
+            if which == member[1]
+        }
+        for member, one in zip(members, encoded, strict=True)
+    }
+
+
+def _decode(kv: np.ndarray, codes: Codes, codec: TurboQuant, device: Device) -> None:
+    """Fill the layers between."""
+    members, batch = _batch(kv, codec, device)
+    if not members:
+        return
+    sections = [{tag: _section(part, device) for tag, part in codes[member].items()} for member in members]
+    stock_of(codec, len(kv)).decode(batch, sections, device)
+    for member, array in zip(members, batch.arrays, strict=True):
+        kv[member] = device.to_host(array)
+
+
+def _section(part: np.ndarray, device: Device) -> Array:
+    """On the device, with the readable bytes behind it that codecs ask for."""
+    padded = np.zeros(part.size + 128, np.uint8)[: part.size]
+    padded.reshape(part.shape)[...] = part
+    return device.to_device(padded)
+
+
+def _batch(kv: np.ndarray, codec: TurboQuant, device: Device) -> tuple[list[tuple[int, int]], Batch]:
+    """Keys and values of the layers between; and each one's layer and whether it is a key (0) or a value (1)."""
+    members = [(layer, which) for layer in layers_between(codec, len(kv)) for which in (0, 1)]
     batch = Batch([])
-    for i, array in enumerate(kv.reshape(-1, *kv.shape[2:])):
-        tokens, heads, head_dim = array.shape
-        plane = Plane(i, first + i // 2, ("key", "value")[i % 2], tokens, heads, head_dim, kv.dtype.name)
+    for number, (layer, which) in enumerate(members):
+        _, _, tokens, heads, head_dim = kv.shape
+        plane = Plane(number, layer, ("key", "value")[which], tokens, heads, head_dim, kv.dtype.name)
         batch.blocks.append(Block((plane,), 0, tokens))
-        batch.arrays.append(device.to_device(array))
-    return batch
+        batch.arrays.append(device.to_device(kv[layer, which]))
+    return members, batch
 
 
-def _slot_layout(stock: TurboQuant, batch: Batch) -> list[tuple[str, int, int]]:
-    """Tag, key or value, and bytes of what a slot has, in order."""
-    if not batch.blocks:
-        return []
-    sizes = [stock.row_sections(block.plane) for block in batch.blocks[:2]]
-    return [(tag, which, sizes[which][tag]) for tag, which in PARTS if tag in sizes[which]]
-
-
-def _slot_bytes(layout: list[tuple[str, int, int]]) -> int:
-    size = sum(size for _, _, size in layout)
-    return size + size % 2
+def _slots_shape(codec: TurboQuant, layers: int, tokens: int, heads: int, head_dim: int) -> tuple[int, int, int, int]:
+    size = sum(size for _, _, size in slot_parts(codec, layers, head_dim))
+    places = -(-tokens // codec.block_size) * codec.block_size
+    return len(layers_between(codec, layers)), places, heads, size + size % 2
