@@ -1,4 +1,4 @@
-"""TurboQuant's codes from one file to another as they are: quantized again, one in a thousand would change.
+"""TurboQuant's codes from one file to another as they are: quantized again, one in a thousand would change."""
 
 from __future__ import annotations
 
