@@ -12,6 +12,7 @@ import argparse
 import hashlib
 import io
 import math
+import os
 import platform
 import statistics
 import subprocess
@@ -193,6 +194,8 @@ def _lmcache(path: Path, sample: Sample, judge: Judge, device: Device) -> Iterat
 def _head(model: LanguageModel | None, profiles: Sequence[Path], train: int | None, device: Device) -> Iterator[str]:
     yield f"# Results\n\n{INTRODUCTION}\n"
     yield f"- machine: {processor_name()}, {available_cores()} cores; {device}; {platform.system()}"
+    if (load := os.getloadavg()[1]) > available_cores():
+        yield f"- the machine was busy with other work (load {load:.0f}): speeds say little, sizes and errors are exact"
     yield f"- kvzip {kvzip.__version__}{_commit()}, Python {platform.python_version()}, {', '.join(_packages())}"
     if model is not None:
         yield f"- model: {model.name}, in float32 on the CPU"
