@@ -180,12 +180,19 @@ def _others(planes: Iterable[Plane]) -> str:
 
 
 def _codec(codec: dict[str, Any]) -> str:
-    config = " ".join(f"{option}={value}" for option, value in codec["config"].items())
+    config = " ".join(
+        f"{option}={json.dumps(value, separators=(',', ':')) if isinstance(value, dict | list) else value}"
+        for option, value in codec["config"].items()
+    )
     return f"{codec['name']} {config}".rstrip()
 
 
 def _spec(spec: dict[str, Any]) -> str:
-    return ", ".join(f"{value} {unit}" for unit, value in spec.items()) or "as they are"
+    counted = {"bins", "bits", "levels"}
+    words = (
+        f"{value} {name}" if name in counted else f"{name.replace('_', ' ')} {value}" for name, value in spec.items()
+    )
+    return ", ".join(words) or "as they are"
 
 
 def _sizes(member: Inspection) -> str:
