@@ -43,7 +43,7 @@ SECTIONS = {
     "STAT": "stream lengths and states",
     "STRM": "coded symbols",
     "TABL": "table indexes",
-    "TOKN": "scales of tokens, masks of exact ones",
+    "TOKN": "max tensors or token scales, exact masks",
     "WORD": "packed codes",
 }
 """What is in a section, by its tag; no two codecs give one tag two meanings."""
