@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 import re
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from kvzip.devices import build, cuda_compile, cuda_source
 from kvzip.errors import UnsupportedError
+from tests.emulator import building
 from tools import nvrtc
 
 FILES = sorted(cuda_source.sources())
@@ -20,24 +23,25 @@ STATIC_SHARED_LIMIT = 48 << 10
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the NVRTC wheel is loaded as on Linux")
 
 
-@pytest.fixture(scope="module")
-def compiled() -> Iterator[dict[tuple[str, str], Future[nvrtc.Compiled]]]:
-    """Everything for everything, compiled side by side: NVRTC does most of it outside the GIL."""
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            (file, architecture): pool.submit(nvrtc.compile_kernels, file, architecture)
-            for architecture in nvrtc.ARCHITECTURES
-            for file in FILES
-        }
+@cache
+def _compiled(file: str, architecture: str) -> nvrtc.Compiled:
+    """As the cuda device compiles it: once, whichever of several test processes asks first, and kept for later runs."""
+    key = (cuda_source.sources()[file], architecture, metadata.version("nvidia-cuda-nvrtc"), inspect.getsource(nvrtc))
+
+    def compile_to(path: Path) -> None:
+        path.write_bytes(pickle.dumps(nvrtc.compile_kernels(file, architecture)))
+
+    kept = building.kept(f"{Path(file).stem}-{architecture}", "\0".join((*key, *nvrtc.OPTIONS)), ".pickle", compile_to)
+    found = pickle.loads(kept.read_bytes())
+    assert isinstance(found, nvrtc.Compiled)
+    return found
 
 
 @pytest.mark.parametrize("architecture", nvrtc.ARCHITECTURES)
 @pytest.mark.parametrize("file", FILES)
-def test_kernels_compile_without_local_memory(
-    compiled: dict[tuple[str, str], Future[nvrtc.Compiled]], file: str, architecture: str
-) -> None:
+def test_kernels_compile_without_local_memory(file: str, architecture: str) -> None:
     """Promise: no kernel spills or indexes registers at run time; each fits in a block's plain shared memory."""
-    result = compiled[file, architecture].result()
+    result = _compiled(file, architecture)
     assert result.resources, "ptxas reported nothing"
     wrong = {
         kernel: found
@@ -49,16 +53,16 @@ def test_kernels_compile_without_local_memory(
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_no_multiply_add_is_contracted(compiled: dict[tuple[str, str], Future[nvrtc.Compiled]], file: str) -> None:
+def test_no_multiply_add_is_contracted(file: str) -> None:
     """Promise: a float is rounded after every operation, as on the CPU; divisions are exact ones."""
-    ptx = compiled[file, nvrtc.ARCHITECTURES[0]].result().ptx
+    ptx = _compiled(file, nvrtc.ARCHITECTURES[0]).ptx
     assert not re.findall(r"\b(?:fma|mad)\.[a-z.]*f32\b.*|\b\w+\.ftz\..*|\b(?:div|sqrt|rcp)\.approx.*", ptx)
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_every_kernel_is_found_in_its_file(compiled: dict[tuple[str, str], Future[nvrtc.Compiled]], file: str) -> None:
+def test_every_kernel_is_found_in_its_file(file: str) -> None:
     """Promise: the device, which compiles a file when the first of its kernels is launched, knows where each one is."""
-    result = compiled[file, nvrtc.ARCHITECTURES[0]].result()
+    result = _compiled(file, nvrtc.ARCHITECTURES[0])
     kernels = re.findall(r"\.visible \.entry (\w+)", result.ptx)
     assert sorted(kernels) == sorted(result.resources)
     assert {cuda_source.file_of(kernel) for kernel in kernels} == {file}

@@ -19,6 +19,10 @@ SECTION_PADDING = 128
 """Readable bytes behind the last section of a block: coders look ahead."""
 
 
+OUT_OF_DEVICE_MEMORY = "out-of-gpu-memory"
+"""The code of the LimitError after which less at a time may still do."""
+
+
 class Device(ABC):
     """A place where kernels run.
 
@@ -96,6 +100,11 @@ class Device(ABC):
         if key not in self._constants:
             self._constants[key] = self.to_device(make())
         return self._constants[key]
+
+    def use_less(self, nbytes: int) -> None:
+        """Memory was too little for a batch of ``nbytes``: from now on batches are half as large at most."""
+        self.batch_bytes = max(min(self.batch_bytes, nbytes) // 2, 1)
+        self._scratch.clear()
 
     @cached_property
     def _scratch(self) -> dict[str, Array]:

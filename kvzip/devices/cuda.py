@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvzip.devices import cuda_source
-from kvzip.devices.base import SECTION_PADDING, Array, Device
+from kvzip.devices.base import OUT_OF_DEVICE_MEMORY, SECTION_PADDING, Array, Device
 from kvzip.devices.cuda_compile import CompileError, compiled
 from kvzip.devices.cuda_setup import NoGpuError, open_cupy
 from kvzip.errors import KvzipError, LimitError, UnsupportedError
@@ -181,7 +181,7 @@ class Cuda(Device):
             raise LimitError(
                 f"out of memory on {self}: {nbytes >> 20} MiB asked for, {free >> 20} of {total >> 20} MiB free; "
                 "end other programs on it, use smaller blocks (--block-tokens), or --device cpu",
-                code="out-of-gpu-memory",
+                code=OUT_OF_DEVICE_MEMORY,
             ) from error
 
     def _adopt(self, array: Any) -> Array:

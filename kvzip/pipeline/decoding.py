@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TypeGuard
 
 import numpy as np
@@ -15,11 +14,12 @@ from kvzip.container import Frame, StreamReader
 from kvzip.devices.base import Array, Device
 from kvzip.layouts import Origin, Restriction
 from kvzip.pipeline.batches import Pieces, decode_frames
-from kvzip.pipeline.encoding import Notice, Progress, ignore
+from kvzip.pipeline.encoding import Progress, ignore
 from kvzip.pipeline.plan import Group, Unit, chunks, is_forward, plan
 from kvzip.pipeline.report import Report
 from kvzip.pipeline.spool import spooled_sink
 from kvzip.pipeline.stages import WINDOWS, BufferPool, memory_limit, run_stages
+from kvzip.pipeline.steps import Notice, Step, fitted, once
 from kvzip.pipeline.stored import FileFrames, StoredCache, Want
 from kvzip.pipeline.window import Piece, Window, stored_dtype
 from kvzip.tensorfile import ArraySink, SourceFile, TensorSink
@@ -33,15 +33,6 @@ class Discard:
 
     def write_runs(self, file: int, offsets: Sequence[int], nbytes: int, buffer: Array) -> None:
         """Nothing to do."""
-
-
-@dataclass
-class Step:
-    """Some frames of a window; its slabs are complete after the last step."""
-
-    window: Window
-    frames: list[Frame]
-    last: bool
 
 
 def decompress(
@@ -58,12 +49,13 @@ def decompress(
     Reads only the frames that the selection needs, unless they come from a pipe.
 
     Args:
-        notice: is told, in a sentence, when a pipe has to be spooled.
+        notice: is told, in a sentence, when a pipe has to be spooled or a device is short of memory.
         progress: is told how many more bytes have been written, from another thread.
     """
     begin = time.perf_counter()
     header = stored.header
     report = Report(original_bytes=sum(file.size for file in selection.files))
+    short = once(notice)
     groups = _groups(selection, header.group_of)
     first = {number: origin.start for number, origin in enumerate(selection.origins)}
     frames = stored.frames(selection)
@@ -73,29 +65,39 @@ def decompress(
 
     forward = _is_pipe(sink) and is_forward(units(forward=True))
 
-    def read(pool: BufferPool) -> Iterator[Step]:
+    def read(pool: BufferPool) -> Iterator[Step[Frame]]:
         for members in chunks(units(forward), lambda unit: unit.nbytes, device.batch_bytes):
             window = Window(members, pool.take)
-            step = None
+            step: Step[Frame] | None = None
             for found in frames.chunks(_wants(members, selection.origins, header.group_of), device.batch_bytes):
                 if step is not None:
                     yield step
-                step = Step(window, found, last=False)
+                step = Step(window, found, step is None, False, belongs)
             if step is not None:
                 step.last = True
                 yield step
         frames.finish()
 
-    def code(step: Step) -> Step:
+    def belongs(frame: Frame, unit: Unit) -> bool:
+        block, group = frame.entry.block, frame.entry.group
+        wants = _wants([unit], selection.origins, header.group_of)
+        return any(want.group == group and block.start < want.stop and want.start < block.stop for want in wants)
+
+    def decode(step: Step[Frame]) -> None:
         step.window.allot(device)
-        decode_frames(step.frames, stored.codecs, _pieces(step.window, selection.origins), device)
+        decode_frames(step.items, stored.codecs, _pieces(step.window, selection.origins), device)
         if step.last:
             step.window.download(device)
-        report.blocks += len(step.frames)
-        step.frames = []
+            step.window.release()
+
+    def code(step: Step[Frame]) -> Step[Frame]:
+        for _ in fitted(step, decode, device, short):
+            pass
+        report.blocks += len(step.items)
+        step.items = []
         return step
 
-    def write(pool: BufferPool, step: Step) -> None:
+    def write(pool: BufferPool, step: Step[Frame]) -> None:
         if step.last:
             for slab, part in step.window.parts():
                 target.write_runs(slab.tensor_map.tensor.file, *slab.runs(), part)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from kvzip._version import __version__
@@ -16,28 +15,19 @@ from kvzip.errors import UsageError
 from kvzip.layouts import CacheMap
 from kvzip.pipeline.assignment import Assignment
 from kvzip.pipeline.batches import Coded, encode_blocks
-from kvzip.pipeline.plan import chunks, is_forward, plan
+from kvzip.pipeline.plan import Unit, chunks, is_forward, plan
 from kvzip.pipeline.report import Report, Tally
 from kvzip.pipeline.spool import spooled_source
 from kvzip.pipeline.stages import WINDOWS, BufferPool, run_stages
+from kvzip.pipeline.steps import Notice, Step, fitted, once, steps
 from kvzip.pipeline.window import Window
 from kvzip.tensorfile import TensorSource
 
-Notice = Callable[[str], None]
 Progress = Callable[[int], None]
 
 
 def ignore(_: Any) -> None:
     """A listener that does not listen."""
-
-
-@dataclass
-class Step:
-    """Some blocks of a window; the window's buffer is free again after the last step."""
-
-    window: Window
-    blocks: list[Block]
-    last: bool
 
 
 def compress(
@@ -60,7 +50,7 @@ def compress(
         assignment: a bound codec for each plane (:func:`kvzip.pipeline.assignment.assign`).
         identity: what the header tells about the model and tokens that the cache belongs to.
         embed_profile: whether to write the codec's profile, too.
-        notice: is told, in a sentence, when a pipe has to be spooled.
+        notice: is told, in a sentence, when a pipe has to be spooled or a device is short of memory.
         progress: is told how many more bytes of the source have been written, from another thread.
     """
     begin = time.perf_counter()
@@ -69,26 +59,31 @@ def compress(
     if embed_profile:
         _embed(writer, assignment)
     report = Report(original_bytes=sum(file.size for file in source.files))
+    short = once(notice)
     tally = Tally()
     forward = not source.seekable and is_forward(plan(cache_map, groups, block_tokens, forward=True))
 
-    def read(pool: BufferPool) -> Iterator[Step]:
+    def read(pool: BufferPool) -> Iterator[Step[Block]]:
         units = plan(cache_map, groups, block_tokens, forward=forward)
         for members in chunks(units, lambda unit: unit.nbytes, device.batch_bytes):
             window = Window(members, pool.take)
             for slab, part in window.parts():
                 opened.read_runs(slab.tensor_map.tensor.file, *slab.runs(), part)
             blocks = (block for unit in members for block in unit.blocks())
-            pieces = list(chunks(blocks, lambda block: block.nbytes, device.batch_bytes))
-            for number, piece in enumerate(pieces, 1):
-                yield Step(window, piece, number == len(pieces))
+            yield from steps(window, list(chunks(blocks, lambda block: block.nbytes, device.batch_bytes)), _belongs)
         opened.finish()
 
-    def code(step: Step) -> tuple[Step, list[Coded]]:
+    def encode(step: Step[Block]) -> list[Coded]:
         step.window.upload(device)
-        return step, encode_blocks(step.blocks, step.window, assignment, device)
+        coded = encode_blocks(step.items, step.window, assignment, device)
+        if step.last:
+            step.window.release()
+        return coded
 
-    def write(pool: BufferPool, result: tuple[Step, list[Coded]]) -> None:
+    def code(step: Step[Block]) -> tuple[Step[Block], list[Coded]]:
+        return step, [coded for part in fitted(step, encode, device, short) for coded in part]
+
+    def write(pool: BufferPool, result: tuple[Step[Block], list[Coded]]) -> None:
         step, coded = result
         for block, codec, encoded in coded:
             writer.write_block(block, codec, encoded.sections)
@@ -119,6 +114,10 @@ def _embed(writer: Writer, assignment: Assignment) -> None:
         )
     ((digest, profile),) = profiles.items()
     writer.write_profile(digest, profile.to_bytes())
+
+
+def _belongs(block: Block, unit: Unit) -> bool:
+    return block.planes in unit.groups and unit.start <= block.start < unit.stop
 
 
 def _header(

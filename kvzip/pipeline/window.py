@@ -36,7 +36,7 @@ class Window:
     """
 
     def __init__(self, units: Sequence[Unit], take: Callable[[int], np.ndarray]) -> None:
-        self.units = units
+        self.units = list(units)
         self._places: list[tuple[Slab, slice]] = []
         end = 0
         for unit in units:
@@ -70,6 +70,20 @@ class Window:
             slab.scatter(array, views)
         if device.xp is not np:
             device.to_host(self._image, self._host)
+
+    def release(self) -> None:
+        """Give up what it has on the device; the buffer stays."""
+        self._image = None
+        self._arrays, self._pieces = [], {}
+
+    def halves(self) -> list[Window]:
+        """Its units as two windows, which share its buffer."""
+        middle = len(self.units) // 2
+        start = self._places[sum(len(unit.slabs) for unit in self.units[:middle])][1].start
+        return [
+            Window(self.units[:middle], lambda nbytes: self._host[:nbytes]),
+            Window(self.units[middle:], lambda nbytes: self._host[start : start + nbytes]),
+        ]
 
     def pieces(self, plane: int, start: int, stop: int) -> list[Piece]:
         """What the window holds of tokens ``start:stop`` of the plane of index ``plane``, cut to that range."""

@@ -63,10 +63,15 @@ class MemoryPool:
     total = 1 << 30
 
     def malloc(self, nbytes: int) -> Memory:
-        used = sum(memory.bytes.nbytes for memory in Memory.alive)
-        if used + nbytes > MemoryPool.total:
+        if self.used() + nbytes > MemoryPool.total:
+            Stream.synchronize()  # what was freed behind work that was still to be done
+        if self.used() + nbytes > MemoryPool.total:
             raise OutOfMemoryError(f"{nbytes} bytes of {MemoryPool.total}")
         return Memory(nbytes)
+
+    @staticmethod
+    def used() -> int:
+        return sum(memory.bytes.nbytes for memory in Memory.alive)
 
 
 class Stream:

@@ -1,0 +1,110 @@
+"""A GPU with little memory: the pipeline goes on in smaller pieces, to the same bytes, or ends with one clear error."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from kvzip.codecs.base import Codec
+from kvzip.codecs.cachegen import CacheGen
+from kvzip.codecs.fp8 import Fp8
+from kvzip.container import Reader
+from kvzip.devices import get_device
+from kvzip.devices.base import Device
+from kvzip.devices.cuda import Cuda
+from kvzip.errors import LimitError
+from kvzip.layouts import map_cache
+from kvzip.pipeline import StoredCache, assign, compress, decompress
+from kvzip.tensorfile import ArraySink, open_tensors
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator builds shared objects as on Linux")
+
+if sys.platform == "linux":
+    from tests.emulator import fake_cupy
+    from tests.emulator.devices import cuda_on_emulator
+
+TOKENS, BLOCK = 96, 32
+
+
+def _numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(5).standard_normal(shape).astype(np.float16)
+
+
+CACHES = {
+    "a tensor for each plane": (
+        "per-layer",
+        {f"layers.{n}.{kind}": _numbers(2, TOKENS, 32) for n in range(4) for kind in ("key", "value")},
+    ),
+    "all planes in one tensor": ("T,L,kv,H,D", {"kv": _numbers(TOKENS, 4, 2, 2, 32)}),
+}
+NBYTES = 8 * 2 * TOKENS * 32 * 2
+
+
+def _compressed(name: str, codec: Codec, device: Device, told: list[str]) -> bytes:
+    layout, arrays = CACHES[name]
+    source, out = open_tensors(io.BytesIO(safetensors.numpy.save(arrays))), io.BytesIO()
+    cache_map = map_cache(source, layout)
+    assignment = assign(cache_map.planes, lambda plane: codec)
+    compress(source, cache_map, out, assignment=assignment, device=device, block_tokens=BLOCK, notice=told.append)
+    return out.getvalue()
+
+
+def _restored(data: bytes, tokens: range | None, device: Device, told: list[str]) -> dict[str, np.ndarray]:
+    stored = StoredCache(Reader.open(io.BytesIO(data)))
+    selection = stored.select(None, tokens)
+    sink = ArraySink(selection.tensors)
+    decompress(stored, selection, sink, device=device, notice=told.append)
+    return sink.arrays
+
+
+@contextmanager
+def _room(gpu: Cuda, nbytes: int) -> Iterator[None]:
+    """So much memory is free besides what the device keeps for good, its tables."""
+    gpu.use_less(gpu.batch_bytes)
+    gpu.batch_bytes = 1 << 26
+    gpu.synchronize()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fake_cupy.MemoryPool, "total", fake_cupy.MemoryPool.used() + nbytes)
+        yield
+
+
+@pytest.mark.parametrize("codec", [Fp8(), CacheGen()], ids=["fp8", "cachegen"])
+@pytest.mark.parametrize("name", CACHES)
+def test_little_memory_costs_time_alone(name: str, codec: Codec) -> None:
+    """Promise: the same bytes both ways, whole and in part, with less memory than the cache takes; told once."""
+    cpu, gpu = get_device("cpu"), cuda_on_emulator()
+    expected = _compressed(name, codec, gpu, [])
+    assert expected == _compressed(name, codec, cpu, [])
+    before = gpu.batch_bytes
+    with _room(gpu, NBYTES * 5 // 4):
+        told: list[str] = []
+        assert _compressed(name, codec, gpu, told) == expected
+        assert told == [f"too little free memory on {gpu}: going on in smaller batches"]
+        assert gpu.batch_bytes < min(before, NBYTES)
+    for tokens in (None, range(10, 75)):
+        gpu.batch_bytes = before
+        whole = _restored(expected, tokens, gpu, told := [])
+        assert not told
+        with _room(gpu, NBYTES * 5 // 4):
+            for key, array in _restored(expected, tokens, gpu, told).items():
+                np.testing.assert_array_equal(array, whole[key])
+        assert len(told) == 1
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_too_little_for_a_block_is_an_error(name: str) -> None:
+    """Promise: where halving does not help, the message of the device comes through, with exit code 7."""
+    gpu = cuda_on_emulator()
+    data = _compressed(name, Fp8(), gpu, [])
+    with _room(gpu, 2000):
+        with pytest.raises(LimitError, match="out of memory on cuda:0") as error:
+            _compressed(name, Fp8(), gpu, [])
+        assert (error.value.code, error.value.exit_code) == ("out-of-gpu-memory", 7)
+        with pytest.raises(LimitError, match="out of memory on cuda:0"):
+            _restored(data, None, gpu, [])
