@@ -18,7 +18,7 @@ from kvzip.cache import Block, Plane
 from kvzip.codecs.base import Batch, Codec, Encoded, Errors, Sections
 from kvzip.coding.sections import SectionReader, as_bytes, total_errors
 from kvzip.devices.base import Array, Device
-from kvzip.devices.descriptors import ELEMENT_SUFFIX, describe_planes
+from kvzip.devices.descriptors import ELEMENT_SUFFIX, describe_planes, has_numbers
 from kvzip.errors import UsageError
 
 LARGEST = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
@@ -62,7 +62,7 @@ class Fp8(Codec):
         return ["", "scale=head", "dtype=float8_e5m2"]
 
     def supports(self, plane: Plane) -> bool:
-        return plane.dtype in ELEMENT_SUFFIX and plane.kind != "bytes"
+        return has_numbers(plane)
 
     def describe(self, plane: Plane) -> dict[str, Any]:
         return {"bits": 8}

@@ -23,7 +23,7 @@ from kvzip.codecs.base import Batch, Codec, Encoded, Errors, Sections
 from kvzip.coding import exact, rans, symbols
 from kvzip.coding.sections import SectionReader, as_bytes, total_errors
 from kvzip.devices.base import Array, Device
-from kvzip.devices.descriptors import ELEMENT_SUFFIX, describe_planes
+from kvzip.devices.descriptors import ELEMENT_SUFFIX, describe_planes, has_numbers
 
 FIRST_UNFIT = {"bfloat16": 0x7E80, "float16": 0x7C00, "float32": 0x7E800000}
 """The bits of the smallest magnitude that is kept as it is: 2^126, so that no difference overflows, or infinity."""
@@ -61,7 +61,7 @@ class Integers(Codec):
         return ["", "tuned=true", "symmetric=false", "symmetric=false,tuned=true"]
 
     def supports(self, plane: Plane) -> bool:
-        return plane.dtype in ELEMENT_SUFFIX and plane.kind != "bytes"
+        return has_numbers(plane)
 
     def describe(self, plane: Plane) -> dict[str, Any]:
         """``bits`` of a code, and without entropy coding ``stored_bits`` of a number, its scale included."""
@@ -79,10 +79,10 @@ class Integers(Codec):
         return symbols.bound(block.tokens, groups) + block.tokens * groups * self._low * 4 + shared + exact.bound(block)
 
     def encode(self, batch: Batch, device: Device) -> list[Encoded]:
-        xp, plane, count, tiles = device.xp, batch.blocks[0].plane, len(batch.blocks), _tiles(batch)
+        xp, plane, count, tiles = device.xp, batch.blocks[0].plane, len(batch.blocks), exact.most_tiles(batch)
         coded = np.array([block.tokens for block in batch.blocks])
-        codes = self._symbols(batch, device)
-        blocks = self._describe(codes, coded, device)
+        codes = symbols.room(batch, device, packed=not self.tuned)
+        blocks = symbols.quantizer_blocks(BLOCK, codes, coded, device)
         stored: dict[str, list[Array]] = {"scales": [xp.empty(n * plane.heads, np.uint16) for n in coded.tolist()]}
         if not self.symmetric:
             raw = np.dtype(f"u{plane.itemsize}")
@@ -113,10 +113,10 @@ class Integers(Codec):
         return encoded
 
     def decode(self, batch: Batch, sections: Sequence[Sections], device: Device) -> None:
-        plane, count, tiles = batch.blocks[0].plane, len(batch.blocks), _tiles(batch)
+        plane, count, tiles = batch.blocks[0].plane, len(batch.blocks), exact.most_tiles(batch)
         coded = np.array([block.tokens for block in batch.blocks])
-        codes = self._symbols(batch, device)
-        blocks = self._describe(codes, coded, device)
+        codes = symbols.room(batch, device, packed=not self.tuned)
+        blocks = symbols.quantizer_blocks(BLOCK, codes, coded, device)
         readers = [SectionReader(block, parts, device) for block, parts in zip(batch.blocks, sections, strict=True)]
         if self.tuned:
             symbols.decode(codes, coded, plane.channels, self._alphabet, batch, readers, device)
@@ -155,21 +155,6 @@ class Integers(Codec):
     def _words(self, block: Block) -> int:
         return block.tokens * -(-block.plane.channels * self.bits // 32)
 
-    def _symbols(self, batch: Batch, device: Device) -> Array:
-        """Room for symbols, ``[blocks, groups, tokens, 32]``; none where codes are packed."""
-        tokens = max(block.tokens for block in batch.blocks) if self.tuned else 0
-        shape = (len(batch.blocks), rans.groups_of(batch.blocks[0].plane), tokens, rans.LANES)
-        return device.scratch("integers.symbols", shape, np.uint8)
-
-    @staticmethod
-    def _describe(codes: Array, coded: np.ndarray, device: Device) -> np.ndarray:
-        count, groups, tokens, lanes = codes.shape
-        blocks = np.zeros(count, BLOCK)
-        blocks["coded"] = coded
-        blocks["symbols"] = device.address(codes) + np.arange(count) * (groups * tokens * lanes)
-        blocks["symbol_tokens"] = tokens
-        return blocks
-
 
 _TAGS = {"WORD": "words", "RAWB": "low", "SCAL": "scales", "MINS": "minima"}
 
@@ -186,7 +171,3 @@ class Int4(Integers):
 
     name = "int4"
     bits = 4
-
-
-def _tiles(batch: Batch) -> int:
-    return max(exact.tiles_of(block.tokens) for block in batch.blocks)

@@ -23,8 +23,8 @@ from kvzip.cache import Block, Plane
 from kvzip.codecs.base import Batch, Codec, Encoded, Errors, Sections
 from kvzip.coding import exact, rans, symbols
 from kvzip.coding.sections import SectionReader, as_bytes, total_errors
-from kvzip.devices.base import Array, Device
-from kvzip.devices.descriptors import ELEMENT_SUFFIX, describe_planes
+from kvzip.devices.base import Device
+from kvzip.devices.descriptors import ELEMENT_SUFFIX, describe_planes, has_numbers
 from kvzip.errors import UsageError
 
 GROUP = 32
@@ -74,7 +74,7 @@ class Kivi(Codec):
         return ["", "tuned=true", "bits=2", "bits=2,tuned=true"]
 
     def supports(self, plane: Plane) -> bool:
-        return plane.dtype in ELEMENT_SUFFIX and plane.kind != "bytes"
+        return has_numbers(plane)
 
     def describe(self, plane: Plane) -> dict[str, Any]:
         """``bits`` of a code, and without entropy coding ``stored_bits`` of a number: scales and residual included."""
@@ -115,10 +115,10 @@ class Kivi(Codec):
             ]
             for _ in range(2)
         )
-        tiles = _tiles(batch)
+        tiles = exact.most_tiles(batch)
         masks = device.scratch("kivi.masks", (count, tiles), np.uint32)
-        codes = self._symbols(batch, device)
-        blocks = self._describe(codes, coded, device)
+        codes = symbols.room(batch, device, packed=not self.tuned)
+        blocks = symbols.quantizer_blocks(BLOCK, codes, coded, device)
         blocks["masks"] = device.address(masks) + np.arange(count) * (tiles * 4)
         for field, arrays in (("words", words), ("scales", scales), ("minima", minima)):
             blocks[field] = [device.address(array) for array in arrays]
@@ -142,10 +142,10 @@ class Kivi(Codec):
         ]
 
     def _decode(self, batch: Batch, kind: str, sections: Sequence[Sections], device: Device) -> None:
-        plane, count, tiles = batch.blocks[0].plane, len(batch.blocks), _tiles(batch)
+        plane, count, tiles = batch.blocks[0].plane, len(batch.blocks), exact.most_tiles(batch)
         coded = np.array([self._coded(block) for block in batch.blocks])
-        codes = self._symbols(batch, device)
-        blocks = self._describe(codes, coded, device)
+        codes = symbols.room(batch, device, packed=not self.tuned)
+        blocks = symbols.quantizer_blocks(BLOCK, codes, coded, device)
         readers = [SectionReader(block, parts, device) for block, parts in zip(batch.blocks, sections, strict=True)]
         if self.tuned:
             symbols.decode(codes, coded, plane.channels, 1 << self.bits, batch, readers, device)
@@ -181,20 +181,6 @@ class Kivi(Codec):
     def _groups(plane: Plane, tokens: int) -> int:
         return exact.tiles_of(tokens) * plane.channels if _kind(plane) == "keys" else tokens * rans.groups_of(plane)
 
-    def _symbols(self, batch: Batch, device: Device) -> Array:
-        """Room for codes one a byte, ``[blocks, groups, tokens, 32]``; none where they are packed."""
-        tokens = max(block.tokens for block in batch.blocks) if self.tuned else 0
-        shape = (len(batch.blocks), rans.groups_of(batch.blocks[0].plane), tokens, rans.LANES)
-        return device.scratch("kivi.symbols", shape, np.uint8)
-
-    def _describe(self, codes: Array, coded: np.ndarray, device: Device) -> np.ndarray:
-        count, groups, tokens, lanes = codes.shape
-        blocks = np.zeros(count, BLOCK)
-        blocks["coded"] = coded
-        blocks["symbols"] = device.address(codes) + np.arange(count) * (groups * tokens * lanes)
-        blocks["symbol_tokens"] = tokens
-        return blocks
-
 
 def _kind(plane: Plane) -> str:
     return "values" if plane.kind == "value" else "keys"
@@ -208,7 +194,3 @@ def _by_kind(batch: Batch) -> list[tuple[list[int], str]]:
 
 def _part(batch: Batch, which: list[int]) -> Batch:
     return Batch([batch.blocks[i] for i in which], [batch.arrays[i] for i in which])
-
-
-def _tiles(batch: Batch) -> int:
-    return max(exact.tiles_of(block.tokens) for block in batch.blocks)

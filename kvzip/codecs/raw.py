@@ -14,10 +14,9 @@ from kvzip.errors import CorruptError
 WORDS = (8, 4, 2, 1)
 
 
-class Raw(Codec):
-    """Section ``DATA``: each plane of the block as little-endian ``[tokens, heads, head_dim]``, one after the other."""
+class Unchanged(Codec):
+    """What takes no parameters, keeps every bit, and makes no block longer."""
 
-    name = "raw"
     lossless = True
 
     def config(self) -> dict[str, Any]:
@@ -25,6 +24,12 @@ class Raw(Codec):
 
     def bound(self, block: Block) -> int:
         return block.nbytes
+
+
+class Raw(Unchanged):
+    """Section ``DATA``: each plane of the block as little-endian ``[tokens, heads, head_dim]``, one after the other."""
+
+    name = "raw"
 
     def encode(self, batch: Batch, device: Device) -> list[Encoded]:
         arrays = iter(batch.arrays)

@@ -25,6 +25,11 @@ def tiles_of(tokens: int) -> int:
     return -(-tokens // TILE)
 
 
+def most_tiles(batch: Batch) -> int:
+    """Of any block of the batch: what each has warps for."""
+    return max(tiles_of(block.tokens) for block in batch.blocks)
+
+
 def bound(block: Block) -> int:
     """The largest number of bytes that the two sections can have."""
     return block.nbytes + tiles_of(block.tokens) * 4

@@ -23,6 +23,23 @@ BLOCK = np.dtype(
 """The host side of ``struct SymbolBlock``."""
 
 
+def room(batch: Batch, device: Device, *, packed: bool) -> Array:
+    """Where a quantizer puts its symbols, ``[blocks, groups, tokens, 32]``; nothing where it packs them itself."""
+    tokens = 0 if packed else max(block.tokens for block in batch.blocks)
+    shape = (len(batch.blocks), rans.groups_of(batch.blocks[0].plane), tokens, rans.LANES)
+    return device.scratch("symbols.room", shape, np.uint8)
+
+
+def quantizer_blocks(fields: np.dtype, symbols: Array, coded: np.ndarray, device: Device) -> np.ndarray:
+    """A quantizer's descriptors: how many tokens of each block it takes, and its part of :func:`room`."""
+    count, groups, tokens, lanes = symbols.shape
+    blocks = np.zeros(count, fields)
+    blocks["coded"] = coded
+    blocks["symbols"] = device.address(symbols) + np.arange(count) * (groups * tokens * lanes)
+    blocks["symbol_tokens"] = tokens
+    return blocks
+
+
 def bound(rows: int, groups: int) -> int:
     """The largest number of bytes that the three sections can have."""
     return groups * (rans.word_capacity(rows) * 2 + rans.STATE_WORDS * 4 + TABLE_BITS * 4)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kvzip.cache import Plane
 from kvzip.devices.base import Array, Device
 
 PLANE = np.dtype(
@@ -40,3 +41,8 @@ ELEMENT_SUFFIX = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
 """The element types that kernels come in, by their names in the kernels' names (FOR_ELEMENT_TYPES in
 kernels/warp.h).
 """
+
+
+def has_numbers(plane: Plane) -> bool:
+    """Whether a plane is KV, of a type that kernels come in: what a quantizer can take."""
+    return plane.dtype in ELEMENT_SUFFIX and plane.kind != "bytes"

@@ -14,7 +14,7 @@ from kvzip.codecs.cachegen.range import RangeCoder
 from kvzip.codecs.cachegen.rans import RansCoder
 from kvzip.coding import bins as schedule
 from kvzip.devices.base import Device
-from kvzip.devices.descriptors import ELEMENT_SUFFIX
+from kvzip.devices.descriptors import has_numbers
 from kvzip.errors import UsageError
 
 CODERS: dict[str, Coder] = {"rans": RansCoder(), "range": RangeCoder()}
@@ -88,7 +88,7 @@ class CacheGen(Codec):
         return type(self)(k_bins=k_bins, v_bins=v_bins, sinks=self.sinks, coder=self.coder, levels=self.levels)
 
     def supports(self, plane: Plane) -> bool:
-        return plane.dtype in ELEMENT_SUFFIX and plane.kind != "bytes"
+        return has_numbers(plane)
 
     def describe(self, plane: Plane) -> dict[str, Any]:
         return {"bins": self._bins(plane)} | ({"levels": self.levels} if self.levels > 1 else {})

@@ -27,7 +27,7 @@ from kvzip.codecs.kvtc.transform import Basis, Transform
 from kvzip.coding import rans
 from kvzip.coding.sections import SectionReader, as_bytes, corrupt_block, total_errors
 from kvzip.devices.base import Array, Device
-from kvzip.devices.descriptors import ELEMENT_SUFFIX
+from kvzip.devices.descriptors import has_numbers
 from kvzip.errors import UsageError
 from kvzip.profiles.library import find
 from kvzip.profiles.profile import CUT, Geometry
@@ -179,7 +179,7 @@ class KvTc(Codec):
         return ["", "level=1", "level=3", "level=7", "level=9"]
 
     def supports(self, plane: Plane) -> bool:
-        return plane.dtype in ELEMENT_SUFFIX and plane.kind != "bytes"
+        return has_numbers(plane)
 
     def groups(self, planes: Sequence[Plane]) -> list[tuple[Plane, ...]]:
         if self.profile is None:

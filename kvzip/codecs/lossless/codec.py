@@ -8,29 +8,20 @@ that are no KV, floats of no usual distribution.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from kvzip.cache import Block
-from kvzip.codecs.base import Batch, Codec, Encoded, Sections
+from kvzip.codecs.base import Batch, Encoded, Sections
 from kvzip.codecs.lossless import floats, order0
-from kvzip.codecs.raw import Raw, joined
+from kvzip.codecs.raw import Raw, Unchanged, joined
 from kvzip.devices.base import Device
 
 GOOD_ENOUGH = 0.9
 """Floats that shrink to this are not tried as bytes."""
 
 
-class Lossless(Codec):
-    """Any numbers, unchanged; takes no parameters."""
+class Lossless(Unchanged):
+    """Any numbers, in fewer bytes where that can be."""
 
     name = "lossless"
-    lossless = True
-
-    def config(self) -> dict[str, Any]:
-        return {}
-
-    def bound(self, block: Block) -> int:
-        return block.nbytes
 
     def encode(self, batch: Batch, device: Device) -> list[Encoded]:
         plane = batch.blocks[0].plane

@@ -15,7 +15,7 @@ from kvzip.codecs.turboquant.rotation import MAX_HEAD_DIM
 from kvzip.codecs.turboquant.slots import Slots
 from kvzip.codecs.turboquant.tuned import Tuned
 from kvzip.devices.base import Device
-from kvzip.devices.descriptors import ELEMENT_SUFFIX
+from kvzip.devices.descriptors import has_numbers
 from kvzip.errors import CorruptError, UsageError
 
 
@@ -102,7 +102,7 @@ class TurboQuant(Codec):
         return ["", *(f"preset={name}" for name in presets[1:]), *(f"preset={name},tuned=false" for name in presets)]
 
     def supports(self, plane: Plane) -> bool:
-        if plane.dtype not in ELEMENT_SUFFIX or plane.kind == "bytes":
+        if not has_numbers(plane):
             return False
         rows = self._rows(plane)
         if rows is None:
