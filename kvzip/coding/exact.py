@@ -44,7 +44,8 @@ def sections_of(batch: Batch, masks: np.ndarray, coded: Sequence[int], device: D
     found: list[dict[str, Array]] = []
     for block, array, mask, count in zip(batch.blocks, batch.arrays, masks, coded, strict=True):
         sections: dict[str, Array] = {}
-        mask = np.ascontiguousarray(mask[: tiles_of(count)])
+        # A copy: the kernels' masks are scratch, which the next launch overwrites, and sections are handed on.
+        mask = mask[: tiles_of(count)].copy()
         kept = np.arange(count, block.tokens)
         if mask.any():
             sections["MASK"] = as_bytes(device.to_device(mask))
