@@ -73,6 +73,15 @@ FN u32 find_unfit(const Plane& plane, const ExactTile& tile, u32 limit, typename
   return mask;
 }
 
+// An encoder's tile, its unfit tokens found and written down.
+template <class E>
+FN ExactTile mark_unfit(const Plane& plane, const ExactTokens& exact, u32 tile, u32 limit, typename E::raw* running) {
+  ExactTile t = ExactTile::unread(plane, exact, tile);
+  t.kept = find_unfit<E>(plane, t, limit, running);
+  store_uniform((u32*)exact.masks + tile, t.kept);
+  return t;
+}
+
 // Copies the kept tokens of a tile from the rows, for one column.
 template <class E, bool WHOLE>
 FN void restore_rows(const ExactTokens& exact, const ExactTile& tile, u32 channels, u32 group, const Column<E>& column) {

@@ -208,9 +208,7 @@ FN void integer_decode_tile(const Form& form, const Plane& plane, const IntegerB
       const IntegerBlock& block = blocks[warp / tiles];                                                                \
       LossSums loss = LossSums::make();                                                                                \
       if (warp % tiles * EXACT_TILE < plane.tokens) {                                                                  \
-        ExactTile tile = ExactTile::unread(plane, block.exact, warp % tiles);                                          \
-        tile.kept = find_unfit<E>(plane, tile, limit, running);                                                        \
-        store_uniform((u32*)block.exact.masks + warp % tiles, tile.kept);                                              \
+        ExactTile tile = mark_unfit<E>(plane, block.exact, warp % tiles, limit, running);                              \
         integer_encode_tile(form, plane, block, tile, loss);                                                           \
       }                                                                                                                \
       loss.store(errors + (u64)warp * 3);                                                                              \

@@ -175,9 +175,7 @@ FN void kivi_decode_values(const Plane& plane, const KiviBlock& block, const Exa
       const KiviBlock& block = blocks[warp / tiles];                                                                   \
       LossSums loss = LossSums::make();                                                                                \
       if (warp % tiles * EXACT_TILE < plane.tokens) {                                                                  \
-        ExactTile tile = ExactTile::unread(plane, block.exact, warp % tiles);                                          \
-        tile.kept = find_unfit<E>(plane, tile, limit, running);                                                        \
-        store_uniform((u32*)block.exact.masks + warp % tiles, tile.kept);                                              \
+        ExactTile tile = mark_unfit<E>(plane, block.exact, warp % tiles, limit, running);                              \
         for (u32 g = 0; g < (plane.heads * plane.head_dim + LANES - 1) / LANES; ++g) {                                 \
           Column<E> column = Column<E>::make(plane, g);                                                                \
           if (column.whole)                                                                                            \
