@@ -62,6 +62,12 @@ HOT_LOOPS = (
     HotLoop("cachegen_encode_bf16", "code", r"\bPOPC", 10, 16, False, 1 + CODED, CODED, latency=180),
     HotLoop("fp8_encode_e4m3fn_bf16", "encode", r"STG?\.E ", 8, 128, False, 3, 3),
     HotLoop("fp8_decode_e4m3fn_bf16", "decode", r"STG?\.E\.64 ", 8, 128, False, 3, 3),
+    HotLoop("integers_decode4_bf16", "decode", r"STG?\.E\.U16", 2, 32, False, 2.52, 2.52),
+    HotLoop("kivi_decode_keys2_bf16", "decode", r"STG?\.E\.U16", 4, 32, False, 2.38, 2.38),
+    HotLoop("kivi_decode_values2_bf16", "decode", r"STG?\.E\.U16", 2, 32, False, 2.38, 2.38),
+    HotLoop("symbols_decode", "decode", r"LDS\.U16", 6, 32, True, 1 + CODED, 1 + CODED, latency=300),
+    HotLoop("lossless_decode_16", "decode", r"LDS\.U16", 5, 32, True, 2 + 1.4, 2 + 1.4, latency=300),
+    HotLoop("tuned_symbols_decode", "decode", r"LDS\.U16", 5, 32, True, 1 + CODED, 1 + CODED, latency=300),
 )
 
 
