@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
@@ -155,8 +155,19 @@ def samples(spec: str, geometry: tuple[int, int, int], dtype: str, device: Guard
         arrays = [numbers(plane, seed=plane.index) for plane in group]
         (encoded,) = codec.encode(Batch([block], arrays), device)
         sections = {tag: np.asarray(part).tobytes() for tag, part in encoded.sections.items()}
-        found.append(Sample(codec, replace(block), sections))
+        check_genuine(codec, block, sections, device)
+        found.append(Sample(codec, block, sections))
     return found
+
+
+def check_genuine(codec: Codec, block: Block, sections: Mapping[str, bytes], device: GuardedCpu) -> None:
+    """What is unchanged must be decoded: nothing would be learnt from changes to what is refused anyway."""
+    arrays = [np.empty((plane.tokens, plane.heads, plane.head_dim), plane.dtype) for plane in block.planes]
+    placed = {}
+    for tag, part in sections.items():
+        placed[tag] = Region(len(part) + SECTION_PADDING).place(len(part), readable=SECTION_PADDING)
+        placed[tag][...] = np.frombuffer(part, np.uint8)
+    codec.decode(Batch([block], arrays), [placed], device)
 
 
 def numbers(plane: Plane, seed: int) -> np.ndarray:

@@ -28,8 +28,16 @@ def blocks_of(spec: str, seed: int) -> tuple[Codec, list[tuple[Block, list[np.nd
         pytest.skip(f"{spec} needs more than a cache: {error}")
     groups = [tuple(group) for group in codec.groups(planes)]
     return codec, [
-        (Block(group, 0, GEOMETRY[0]), [numbers(plane, seed + plane.index) for plane in group]) for group in groups
+        (Block(group, 0, GEOMETRY[0]), [special(plane, seed + plane.index) for plane in group]) for group in groups
     ]
+
+
+def special(plane: Plane, seed: int) -> np.ndarray:
+    """Numbers of which other tokens than in other planes are none, so that no plane's masks pass for another's."""
+    values = np.roll(numbers(plane, seed), seed, axis=0)
+    if plane.kind == "value":
+        values[np.isnan(values) | np.isinf(values)] = 1
+    return values
 
 
 def encoded(codec: Codec, parts: list[tuple[Block, list[np.ndarray]]], device: Device) -> list[dict[str, np.ndarray]]:
