@@ -22,7 +22,9 @@ setup: $(STAMP) ## Make .venv with kvzip (editable) and the tools; no torch, no 
 $(STAMP): pyproject.toml hatch_build.py
 	@test -n "$(PYTHON)" || { echo "kvzip needs Python 3.11, 3.12 or 3.13; set PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing kvzip and its tools into $(VENV), then compiling the kernels: a minute or two, once."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -c 'from kvzip.devices.cpu import Cpu; Cpu()'
 	@touch $@
 
 demo: setup ## Compress, inspect, verify, measure and restore the sample caches.

@@ -149,6 +149,7 @@ def ensure_library(level: str) -> Path:
         raise BuildError(
             f"this installation of kvzip has no {library.name}: its wheel is for another platform; reinstall"
         )
+    print(f"kvzip: compiling the kernels for {level}, once for every change of theirs", file=sys.stderr, flush=True)
     build_libraries(sources, target, [level], NATIVE)
     _remove_stale(NATIVE, level, keep=library)
     return library
