@@ -37,7 +37,7 @@ class Options:
     """
 
     group: int = 5
-    step: int = -19  # 0.95, that of level 6
+    step: int = -19  # 0.95: levels up to 6
     rank: int | None = None
     dtype: Literal["int8", "bfloat16"] = "int8"
     sinks: int = 1

@@ -183,6 +183,8 @@ for _name in (
         "rsub",
         "mul",
         "rmul",
+        "iadd",
+        "isub",
         "truediv",
         "floordiv",
         "mod",

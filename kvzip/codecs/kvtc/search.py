@@ -26,8 +26,8 @@ ERROR_WITHIN = 6
 """Step indices below the largest that keeps the promise: 1.6 %."""
 
 TRIES = 16
-FRAME_BYTES, SECTION_BYTES, PLANE_BYTES = 88, 8, 110
-"""What a container adds: to a frame with its place in the index, to a section, and to a plane in header and source."""
+FILE_BYTES, FRAME_BYTES, SECTION_BYTES, PLANE_BYTES = 800, 88, 8, 110
+"""What a container adds: once, to a frame with its place in the index, to a section, and to a plane in the headers."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +97,10 @@ def _search_error(trials: _Trials, target: float) -> tuple[int, Outcome]:
             break
         guess = index + OCTAVE * math.log2(target / max(outcome.error, 2.0**-24))
         index = min(max(math.floor(guess), low + 1), high - 1) if low < guess < high else (low + high) // 2
-    if best is None:
+    # At absurdly fine steps whole tokens are kept exact.
+    if best is None or best.bits > trials.plain_bits:
         raise UsageError(
-            f"kvtc cannot keep every plane's relative error within {target:g}: the least found is {outcome.error:.3g}"
+            f"kvtc cannot keep every plane's relative error within {target:g}: the numbers as they are take less room"
             + ("; a profile leaves small coefficients out, try a higher effort" if trials.codec.profile else ""),
             code="codec-target",
         )
@@ -121,6 +122,7 @@ class _Trials:
             block for number, own in enumerate(blocks) for i, block in enumerate(own) if (number + i) % stride == 0
         ]
         self._planes = len(planes)
+        self.plain_bits = 8 * max((plane.itemsize for plane in planes), default=4)
         self._elements = sum(plane.tokens * plane.channels for plane in planes)
 
     def run(self, step_at: int) -> Outcome:
@@ -133,7 +135,8 @@ class _Trials:
         worst = max((error.relative for error in tally.totals()), default=0.0)
         if not elements:
             return Outcome(0.0, 0.0)
-        return Outcome(8 * (nbytes / elements + PLANE_BYTES * self._planes / self._elements), worst)
+        headers = FILE_BYTES + PLANE_BYTES * self._planes
+        return Outcome(8 * (nbytes / elements + headers / self._elements), worst)
 
     def _encode(self, encode: Callable[..., list[Encoded]]) -> Iterator[tuple[Block, Encoded]]:
         for blocks in chunks(self._blocks, lambda block: block.nbytes, self._device.batch_bytes):

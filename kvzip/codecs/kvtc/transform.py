@@ -73,7 +73,7 @@ class Transform:
         self.numbers = device.scratch("kvtc.numbers", (int(self.starts[-1]),), np.float32)
         self.bases = [codec.basis(block, device) for block in batch.blocks]
         self.coefficients: list[Array] = [
-            self.rows(i) if basis is None else device.xp.empty((block.tokens, basis.rank), np.float32)
+            self.rows(i) if basis is None else device.xp.zeros((block.tokens, basis.rank), np.float32)
             for i, (block, basis) in enumerate(zip(batch.blocks, self.bases, strict=True))
         ]
 
@@ -166,7 +166,7 @@ class Transform:
             if basis is not None:
                 rows = self.rows(i)
                 rows -= basis.mean
-                self.device.xp.matmul(rows, basis.matrix.T, out=self.coefficients[i])
+                self.device.xp.matmul(rows, basis.matrix.transpose(), out=self.coefficients[i])
         self.place(blocks, side)
         return blocks
 
