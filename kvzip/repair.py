@@ -30,6 +30,7 @@ class Repair:
         tensors: names of the tensors that are no KV and were lost.
         damage: what was found broken, for people.
         missing: the token ranges that no intact frame holds.
+        left_out: the token ranges that are intact, but belong to no prefix or run of layers that was saved.
     """
 
     header: Header
@@ -38,6 +39,7 @@ class Repair:
     tensors: list[str] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     missing: list[tuple[Plane, int, int]] = field(default_factory=list)
+    left_out: list[tuple[Plane, int, int]] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -85,7 +87,23 @@ def _save(recovery: Recovery, sink: BinaryIO, whole_layers: bool) -> Repair:
     part = restrict(replace(stored.cache_map, maps=kept), stored.files, run, cut)
     _copy(recovery, part, _smaller(header, part, tokens is not None), sink)
     saved = choice.layers if layers is None else layers
-    return Repair(header, saved, tokens, [tensor.label for tensor in lost], recovery.damage, recovery.missing)
+    left_out = _left_out(recovery, {origin.plane.index: origin.stop for origin in part.origins})
+    return Repair(
+        header, saved, tokens, [tensor.label for tensor in lost], recovery.damage, recovery.missing, left_out
+    )
+
+
+def _left_out(recovery: Recovery, kept: Mapping[int, int]) -> list[tuple[Plane, int, int]]:
+    """What is intact beyond the first ``kept`` tokens of each plane (by its index; none if it is not there)."""
+    found = []
+    for plane in recovery.header.planes:
+        at = kept.get(plane.index, 0)
+        gaps = [(start, stop) for lost, start, stop in recovery.missing if lost.index == plane.index]
+        for start, stop in [*sorted(gaps), (plane.tokens, plane.tokens)]:
+            if start > at:
+                found.append((plane, at, start))
+            at = max(at, stop)
+    return found
 
 
 class _Choice:
@@ -212,8 +230,8 @@ def _columns(recovery: Recovery, planes: list[int]) -> Mapping[str, Any]:
     }
 
 
-def lost_share(repair: Repair) -> float:
-    """How much of the keys and values was missing, from 0 to 1, by bytes."""
+def share(repair: Repair, ranges: Iterable[tuple[Plane, int, int]]) -> float:
+    """How much of the cache as it was some token ranges are, from 0 to 1, by bytes of its tensors."""
     total = sum(plane.nbytes for plane in repair.header.planes)
-    gone = sum((stop - start) * plane.channels * plane.itemsize for plane, start, stop in repair.missing)
-    return gone / total if total else math.nan
+    part = sum((stop - start) * plane.channels * plane.itemsize for plane, start, stop in ranges)
+    return part / total if total else math.nan

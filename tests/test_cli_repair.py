@@ -86,3 +86,19 @@ def test_from_standard_input_to_standard_output(packed: Path) -> None:
     with packed.open("rb") as file:
         assert process("repair", stdin=file).stdout == whole
     assert process("repair", input=whole).returncode == 2
+
+
+def test_what_is_intact_and_left_out_is_named(packed: Path, capsys: Capture) -> None:
+    """Saved, missing and left out are the whole cache, and each is told."""
+    broken(packed)
+    assert kvzip("repair", packed, "--progress=json") == 3
+    result = json.loads(capsys.readouterr().err.splitlines()[0])
+    with Reader.open(packed) as reader:
+        planes = [plane for plane in reader.header.planes if plane.kind != "bytes"]
+    told = [(r["layer"], r["kind"], r["start"], r["stop"]) for r in [*result["missing"], *result["left_out"]]]
+    beyond = {(p.layer, p.kind, token) for p in planes for token in range(64, p.tokens)}
+    assert {(layer, kind, token) for layer, kind, a, b in told for token in range(a, b)} == beyond
+    assert kvzip("repair", packed, "-f") == 3
+    said = capsys.readouterr().err
+    assert "left out, though intact: layer" in said
+    assert "--whole-layers" in said

@@ -12,7 +12,7 @@ import kvzip
 from kvzip.container import Reader
 from kvzip.devices.base import Device
 from kvzip.errors import CorruptError, KvzipError
-from kvzip.repair import Repair, lost_share, repair
+from kvzip.repair import Repair, repair, share
 from tests.containers import frames
 
 LAYERS, TOKENS, BLOCK = 3, 70, 16
@@ -82,7 +82,7 @@ def test_a_lost_block_leaves_the_tokens_before_it(
     (found,), restored = repaired(damaged(data, layer, kind, start))
     assert (found.complete, found.tokens, found.layers) == (False, start, [0, 1, 2])
     assert [(p.layer, p.kind, a) for p, a, _ in found.missing] == [(layer, kind, start)]
-    assert 0 < lost_share(found) < 0.1
+    assert 0 < share(found, found.missing) < 0.1
     same(kvzip.decompress(restored, device=cpu), kvzip.decompress(data, tokens=(0, start), device=cpu))
     header = Reader.open(io.BytesIO(restored)).header
     assert header.identity == {"model": "m"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, cast
 
 import typer
@@ -14,6 +16,7 @@ from kvzip.cli.progress import ProgressStyle
 from kvzip.errors import CorruptError
 
 if TYPE_CHECKING:
+    from kvzip.cache import Plane
     from kvzip.repair import Repair
 
 WholeLayers = Annotated[
@@ -74,19 +77,24 @@ def _target(name: str) -> str:
 
 
 def _tell(messages: Messages, name: str, target: str, found: Repair) -> None:
-    from kvzip.repair import lost_share
+    from kvzip.repair import share
 
+    lost, left = share(found, found.missing), share(found, found.left_out)
     lines = [f"damaged: {line}" for line in found.damage]
-    lines += [f"missing: {text.plane(plane)}, tokens {start}:{stop}" for plane, start, stop in found.missing]
+    lines += [f"missing: {line}" for line in _ranges(found.missing)]
+    lines += [f"left out, though intact: {line}" for line in _ranges(found.left_out)]
     lines += [f"lost: tensor {tensor[:100]}" for tensor in found.tensors]
     shown = (
         lines if messages.verbose or len(lines) <= SHOWN else [*lines[:SHOWN], f"and {len(lines) - SHOWN} more (-v)"]
     )
+    if found.left_out:
+        shown.append(_reason(found))
     tokens = "all tokens" if found.tokens is None else f"the first {found.tokens} tokens"
     layers = f" of layers {text.runs(found.layers)}" if found.layers else ""
-    lost = f", {lost_share(found):.1%} of it is missing" if found.missing else ", nothing is missing"
+    shares = f"{1 - lost - left:.1%} of the cache; {lost:.1%} is missing" if found.missing else "nothing is missing"
+    also = f", {left:.1%} is intact but left out" if found.left_out else ""
     messages.result(
-        "\n  ".join([f"{name}: {tokens}{layers} saved in {text.called(target, out=True)}{lost}", *shown]),
+        "\n  ".join([f"{name}: {tokens}{layers} saved in {text.called(target, out=True)}, {shares}{also}", *shown]),
         verb="repair",
         input=name,
         output=target,
@@ -95,8 +103,36 @@ def _tell(messages: Messages, name: str, target: str, found: Repair) -> None:
         layers=found.layers,
         lost_tensors=found.tensors,
         damage=found.damage,
-        missing=[
-            {"layer": plane.layer, "kind": plane.kind, "start": start, "stop": stop}
-            for plane, start, stop in found.missing
-        ],
+        missing=_json(found.missing),
+        left_out=_json(found.left_out),
     )
+
+
+def _reason(found: Repair) -> str:
+    """Why something intact was not saved."""
+    if found.tokens is not None:
+        return (
+            f"the first {found.tokens} tokens are what all layers have, and a prefix is of use on its own; "
+            "--whole-layers keeps the longest run of whole layers instead"
+        )
+    return "a file's layers and their tokens have no gaps: the longest run of whole layers is kept"
+
+
+def _ranges(ranges: Iterable[tuple[Plane, int, int]]) -> list[str]:
+    """``layers 3-9,25-29 key, value, tokens 0:128``: token ranges, those of equal tokens and kinds in one line."""
+    kinds: defaultdict[tuple[int, int, int], set[str]] = defaultdict(set)
+    for plane, start, stop in ranges:
+        kinds[-1 if plane.kind == "bytes" else plane.layer, start, stop].add(plane.kind)
+    layers: defaultdict[tuple[int, int, str], list[int]] = defaultdict(list)
+    for (layer, start, stop), found in kinds.items():
+        layers[start, stop, ", ".join(sorted(found))].append(layer)
+    return [
+        f"other tensors, bytes {start}:{stop}"
+        if kind == "bytes"
+        else f"layer{'s' * (len(numbers) > 1)} {text.runs(numbers)} {kind}, tokens {start}:{stop}"
+        for (start, stop, kind), numbers in layers.items()
+    ]
+
+
+def _json(ranges: Iterable[tuple[Plane, int, int]]) -> list[dict[str, Any]]:
+    return [{"layer": plane.layer, "kind": plane.kind, "start": start, "stop": stop} for plane, start, stop in ranges]
