@@ -34,7 +34,7 @@ from kvzip.profiles.profile import CUT, Geometry
 from kvzip.profiles.ropes import Ropes
 from kvzip.profiles.scales import power, step_index
 
-LEVEL_5 = 116
+LEVEL_5 = 113
 """Step index of level 5: about 2.1 bits an element without a profile, every byte of a file of 1024 tokens counted."""
 
 LEVEL_STEP = 96
