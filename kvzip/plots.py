@@ -49,9 +49,10 @@ def colors(count: int) -> list[Any]:
 
 
 def plain_ticks(axis: Any) -> None:
-    """Of a logarithmic axis: 1, 2 and 5 of each decade, written out."""
+    """Of a logarithmic axis: 1, 2 and 5 of each decade, or 1 where there are many decades, written out."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    axis.set_major_locator(LogLocator(10, (1, 2, 5)))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(10, (1, 2, 5) if high < 3000 * low else (1,)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

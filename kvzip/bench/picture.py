@@ -21,6 +21,9 @@ STRIP = 0.2
 FONT = 6.5
 """Points, of labels."""
 
+LEVELS = ("level=", "levels=", "preset=", "bits=", "step=", "scale=", "dtype=", "symmetric=")
+"""Options that move a point along its curve."""
+
 Point = tuple[float, float]
 
 
@@ -78,10 +81,14 @@ def _rate_distortion(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _draw_lossy(axes: Any, rows: Sequence[Row], color: dict[str, Any]) -> None:
-    """A curve per codec, the confidence of each point, and the front of all."""
-    for family in dict.fromkeys(map(_family, rows)):
-        own = sorted(_point(row) for row in rows if _family(row) == family)
-        axes.plot(*zip(*own, strict=True), "o-", color=color[family], alpha=0.85, linewidth=0.8, label=family)
+    """Curves, the confidence of each point, and the front of all."""
+    named: set[str] = set()
+    for curve in dict.fromkeys(map(_curve, rows)):
+        own = [row for row in rows if _curve(row) == curve]
+        family, points = _family(own[0]), sorted(map(_point, own))
+        label = None if family in named else family
+        named.add(family)
+        axes.plot(*zip(*points, strict=True), "o-", color=color[family], alpha=0.85, linewidth=0.8, label=label)
     for row in rows:
         if row.quality:
             x, y = _point(row)
@@ -162,6 +169,12 @@ def _distortion(row: Row) -> float:
 
 def _family(row: Row) -> str:
     return row.name.partition(":")[0].partition(" ")[0].rstrip(",")
+
+
+def _curve(row: Row) -> tuple[str, ...]:
+    """What the points of one curve share: the codec, and the options that are no levels."""
+    codec, _, options = row.name.partition(":")
+    return (codec.partition(" ")[0], *(each for each in options.split(",") if each and not each.startswith(LEVELS)))
 
 
 def _short(name: str) -> str:
