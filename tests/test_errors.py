@@ -30,18 +30,23 @@ FAILURES = {"stopped": 1, "memory": 7, "system": 1, "usage": 2, "internal": 1}
 
 def calls() -> Iterator[tuple[str, str, list[str]]]:
     """Where an error is made, its class and its codes."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+    constants = {name: text for tree in trees.values() for name, text in _texts(tree)}
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CLASSES:
                 values = [keyword.value for keyword in node.keywords if keyword.arg == "code"]
-                constants = [
-                    part.value for value in values for part in ast.walk(value) if isinstance(part, ast.Constant)
-                ]
-                yield (
-                    f"{path.relative_to(PACKAGE)}:{node.lineno}",
-                    node.func.id,
-                    [c for c in constants if isinstance(c, str)],
-                )
+                parts = [part for value in values for part in ast.walk(value)]
+                codes = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+                codes += [constants[part.id] for part in parts if isinstance(part, ast.Name) and part.id in constants]
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", node.func.id, codes
+
+
+def _texts(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """The module's constants that are texts."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield from ((name.id, node.value.value) for name in node.targets if isinstance(name, ast.Name))
 
 
 def documented() -> set[tuple[str, int]]:
