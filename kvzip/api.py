@@ -21,7 +21,7 @@ from kvzip.errors import UsageError
 from kvzip.gpu_border import target_array
 from kvzip.identity import TokenIds
 from kvzip.identity import check as check_identity
-from kvzip.layouts import map_cache
+from kvzip.layouts import map_cache, spelt
 from kvzip.opening import PathLike, Tensors, open_reader, open_restored, open_source, open_stored, open_target
 from kvzip.pipeline import Choice, Report, StoredCache, assign, collect, decode_plane
 from kvzip.pipeline import compress as run_compress
@@ -58,7 +58,7 @@ def compress(
     device: str | Device = "auto",
     threads: int | None = None,
     block_tokens: int = BLOCK_TOKENS,
-    identity: Mapping[str, Any] | None = None,
+    identity: Mapping[str, Any] | Callable[[int], Mapping[str, Any]] | None = None,
     embed_profile: bool = False,
     force: bool = False,
     sync: bool = False,
@@ -81,7 +81,7 @@ def compress(
         threads: CPU threads; all if None.
         block_tokens: tokens in a block, the unit of random access.
         identity: JSON values that name the model and tokens, as :func:`kvzip.identity.identify` makes them; stored in
-            the header.
+            the header. Or what gives them, called with the cache's number of tokens.
         embed_profile: whether the file carries the profile that its codec uses, and needs none to be decoded.
         force: whether an existing ``target`` may be replaced.
         sync: whether the file must have reached the disk on return.
@@ -102,6 +102,8 @@ def compress(
         chosen.check(cache_map.planes)
         _check_block_tokens(block_tokens)
         assignment = assign(cache_map.planes, chosen, notice, reader(opened, cache_map, where), block_tokens)
+        if callable(identity):
+            identity = identity(max((plane.tokens for plane in cache_map.planes if plane.kind != "bytes"), default=0))
         with open_target(target, source, force=force, sync=sync) as sink:
             report = run_compress(
                 opened, cache_map, sink,
@@ -273,6 +275,11 @@ class Cache:
         wanted = as_range(tokens, "tokens")
         wanted = range(plane.tokens) if wanted is None else wanted
         start, stop = (min(edge, plane.tokens) for edge in (wanted.start, wanted.stop))
+        if start == stop and wanted.start < wanted.stop:
+            raise UsageError(
+                f"no token is in {spelt(wanted)}; {kind} of layer {layer} has {plane.tokens} tokens",
+                code="tokens-range",
+            )
         target = None
         if out is not None:
             target = target_array(out, (stop - start, plane.heads, plane.head_dim), plane.dtype, self._device)

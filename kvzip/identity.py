@@ -11,7 +11,7 @@ import json
 import os
 import re
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,16 @@ def identify(model: str | None = None, token_ids: TokenIds | None = None) -> dic
         ids = _as_ids(token_ids, "token_ids")
         identity |= {"token_count": len(ids), "token_sha256": _digest(ids)}
     return identity
+
+
+def fitted(token_ids: TokenIds, tokens: int, notice: Callable[[str], None]) -> np.ndarray:
+    """The first of some token ids, int64, as many as a cache has ``tokens``; says so if there are more, or fewer."""
+    ids = _as_ids(token_ids, "token_ids")
+    if len(ids) > tokens:
+        notice(f"{len(ids)} token ids for a cache of {tokens} tokens: the first {tokens} are recorded")
+    elif len(ids) < tokens:
+        notice(f"{len(ids)} token ids for a cache of {tokens} tokens: nothing is recorded of the others")
+    return ids[:tokens]
 
 
 def check(

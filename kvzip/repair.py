@@ -88,9 +88,7 @@ def _save(recovery: Recovery, sink: BinaryIO, whole_layers: bool) -> Repair:
     _copy(recovery, part, _smaller(header, part, tokens is not None), sink)
     saved = choice.layers if layers is None else layers
     left_out = _left_out(recovery, {origin.plane.index: origin.stop for origin in part.origins})
-    return Repair(
-        header, saved, tokens, [tensor.label for tensor in lost], recovery.damage, recovery.missing, left_out
-    )
+    return Repair(header, saved, tokens, [tensor.label for tensor in lost], recovery.damage, recovery.missing, left_out)
 
 
 def _left_out(recovery: Recovery, kept: Mapping[int, int]) -> list[tuple[Plane, int, int]]:

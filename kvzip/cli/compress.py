@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +25,7 @@ Codec = Annotated[
     typer.Option(
         "--codec",
         metavar="NAME[:OPT=VAL,...]",
-        help="cachegen, kvtc, kivi, fp8, int8, int4, lossless, raw, or another's.",
+        help="cachegen, kvtc, turboquant, kivi, fp8, int8, int4, lossless or raw; help: shows their options.",
     ),
 ]
 KCodec = Annotated[str | None, typer.Option("--k-codec", metavar="NAME[:...]", help="For keys, in place of --codec.")]
@@ -33,7 +35,7 @@ LayerCodec = Annotated[
     typer.Option("--layer-codec", metavar="LAYERS:NAME,...", help="For some layers, as in 0-1:raw,2-:kivi:bits=2."),
 ]
 Level = Annotated[
-    int | None, typer.Option("--level", metavar="1..9", min=1, max=9, help="More bins, less error; 5 is the codec's.")
+    int | None, typer.Option("--level", metavar="1..9", help="Finer steps or more bins; 5 is the codec's default.")
 ]
 Bins = Annotated[str | None, typer.Option(metavar="LAYERS:BINS,...", help="Bins by layer, as in 0-9:32,10-:16.")]
 Sinks = Annotated[
@@ -68,8 +70,14 @@ ProfileFile = Annotated[
 Embed = Annotated[bool, typer.Option("--embed-profile", help="Put the profile into the file, which then stands alone.")]
 Effort = Annotated[
     int | None,
-    typer.Option("--effort", metavar="1..9", min=1, max=9, help="Of kvtc: larger bases, slower, less error."),
+    typer.Option("--effort", metavar="1..9", help="Of kvtc: larger bases, slower, less error."),
 ]
+
+OWNERS = {
+    "k_bins": "cachegen", "v_bins": "cachegen", "coder": "cachegen",
+    "step": "kvtc", "bits": "kvtc", "max_error": "kvtc", "rope": "kvtc", "profile": "kvtc", "effort": "kvtc",
+}  # fmt: skip
+"""Whose options they are."""
 
 Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Record which model the cache is of.")]
 TokenIds = Annotated[
@@ -136,6 +144,9 @@ def compress(
       cat kv.safetensors | kvzip compress --codec raw > kv.kvz
     """
     job = options.Job.of(quiet, verbose, style, device, threads)
+    if codec == "help":
+        print(_codec_table())
+        return
     inputs = options.inputs_of(files)
     target = check_targets(inputs, output, stdout, force=force, keep=keep, remove=remove)
     given = {
@@ -144,8 +155,11 @@ def compress(
         "effort": effort,
     }  # fmt: skip
     codec_options = {name: value for name, value in given.items() if value is not None}
+    _check_options(codec, codec_options)
     apart = {"keys": k_codec, "values": v_codec, "layers": layer_codec}
-    label = ", ".join([codec, *(f"{which} {spec}" for which, spec in apart.items() if spec is not None)])
+    given_apart = [f"{which} {spec}" for which, spec in apart.items() if spec is not None]
+
+    codec_name = codec.partition(":")[0].strip()
 
     def work(name: str) -> None:
         from kvzip.api import compress as run
@@ -158,9 +172,10 @@ def compress(
                 name, where,
                 codec=codec, k_codec=k_codec, v_codec=v_codec, layer_codec=layer_codec,
                 layout=layout, heads=heads, head_dim=head_dim, device=job.device,
-                block_tokens=block_tokens, identity=_identity(name, model, token_ids), embed_profile=embed_profile,
+                block_tokens=block_tokens, identity=_identity(name, model, token_ids, job.messages.notice), embed_profile=embed_profile,
                 force=force, sync=sync or remove, notice=job.messages.notice, progress=update, **codec_options,
             )  # fmt: skip
+        label = ", ".join([*([codec] if codec_name in report.codecs else []), *given_apart])
         _tell(job.messages, name, where, label, report, time.perf_counter() - begin, show_errors)
         judge(text.called(name), report.errors, fail_above)
         if before is not None:
@@ -168,6 +183,36 @@ def compress(
 
     with options.offer(profile):
         for_each(inputs, work, "compressed", job.messages)
+
+
+def _check_options(codec: str, given: dict[str, Any]) -> None:
+    """Refuse an option of another codec than ``--codec``, with whose it is."""
+    from kvzip.codecs import codec_class, options_of, parse_spec
+
+    name, _ = parse_spec(codec)
+    taken = options_of(codec_class(name))
+    if any(option.kind is option.VAR_KEYWORD for option in taken):
+        return
+    for option in given:
+        owner = OWNERS.get(option)
+        if owner and option not in [parameter.name for parameter in taken]:
+            raise UsageError(
+                f"--{option.replace('_', '-')} belongs to --codec {owner}; {name} has no such option",
+                code="codec-option",
+            )
+
+
+def _codec_table() -> str:
+    """Every codec that is installed, and its options with their defaults."""
+    from kvzip.codecs import available_codecs, codec_class, options_of
+
+    rows = []
+    for name in available_codecs():
+        taken = [option for option in options_of(codec_class(name)) if option.kind is option.KEYWORD_ONLY]
+        shown = [f"{o.name}={'' if o.default is None else json.dumps(o.default).strip(chr(34))}" for o in taken]
+        alias = codec_class(name).name
+        rows.append((name, " ".join(shown) or "-") if alias == name else (name, f"another name of {alias}"))
+    return f"--codec NAME:OPTION=VALUE,...; docs/cli.md tells what they mean\n{text.table(rows, left=2, indent='  ')}"
 
 
 def _rope(rope: str | None, model_config: str | None) -> Any:
@@ -181,17 +226,23 @@ def _rope(rope: str | None, model_config: str | None) -> Any:
     return read_config(model_config).to_json()
 
 
-def _identity(name: str, model: str | None, token_ids: str | None) -> dict[str, Any]:
-    """What the header records; ``@NAME`` is a tensor of the cache itself."""
-    from kvzip.identity import identify, read_token_ids, token_ids_of
+def _identity(
+    name: str, model: str | None, token_ids: str | None, notice: Callable[[str], None]
+) -> Callable[[int], dict[str, Any]]:
+    """What the header records of a cache of so many tokens; ``@NAME`` is a tensor of the cache itself."""
+    from kvzip.identity import fitted, identify, read_token_ids, token_ids_of
     from kvzip.tensorfile import open_tensors
 
-    if token_ids is None or not token_ids.startswith("@"):
-        return identify(model, None if token_ids is None else read_token_ids(token_ids))
+    if token_ids is None:
+        return lambda _: identify(model)
+    if not token_ids.startswith("@"):
+        ids = read_token_ids(token_ids)
+        return lambda tokens: identify(model, fitted(ids, tokens, notice))
     if name == "-":
         raise UsageError("--token-ids @NAME needs a file: of a pipe the tensor has passed by then", code="token-ids")
     with open_tensors(name) as source:
-        return identify(model, token_ids_of(source, token_ids[1:]))
+        ids = token_ids_of(source, token_ids[1:])
+    return lambda tokens: identify(model, fitted(ids, tokens, notice))
 
 
 def _size(name: str) -> int | None:

@@ -26,6 +26,14 @@ Exit codes:
 """The same for every verb: shown by ``--help``."""
 
 
+WORDING = {
+    "Input should be a valid integer, unable to parse string as an integer": "must be a whole number",
+    "Input should be a valid number, unable to parse string as a number": "must be a number",
+    "Input should be": "must be",
+}
+"""What a person understands of Typer's messages about values."""
+
+
 class Stopped(BaseException):
     """A signal asks the process to end. No ``Exception``: nothing on the way shall take it for an error to handle."""
 
@@ -84,4 +92,7 @@ def _system_message(error: OSError) -> str:
 def _usage_message(error: BaseException) -> str:
     context = getattr(error, "ctx", None)
     hint = f"; see '{context.command_path} --help'" if context else ""
-    return f"{error.format_message().rstrip('.')}{hint}"  # type: ignore[attr-defined]
+    message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+    for theirs, ours in WORDING.items():
+        message = message.replace(theirs, ours)
+    return f"{message}{hint}"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "kvzip-train/1"
 
-Caches = Annotated[list[str], typer.Argument(metavar="CACHE...", help="Caches of one model: safetensors or .kvz.")]
+Caches = Annotated[list[str], typer.Argument(metavar="CACHE", help="Caches of one model: safetensors or .kvz.")]
 Target = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Write the profile here: model.kvp.")]
 ModelConfig = Annotated[
     str | None, typer.Option("--model-config", metavar="FILE", help="The model's config.json tells the keys' rotation.")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -55,6 +57,10 @@ def verify(
     if fail_above is not None and against is None:
         raise UsageError("--fail-above needs --against REF to measure the errors", code="no-reference")
 
+    if against is not None:
+        for name in inputs:
+            _check_rereadable(name)
+
     def work(name: str) -> None:
         verify_input(job, name, deep)
         if against is not None:
@@ -64,6 +70,14 @@ def verify(
 
     with options.offer(profile):
         for_each(inputs, work, "sound", job.messages)
+
+
+def _check_rereadable(name: str) -> None:
+    """Refuse a pipe: the file is checked first, then decoded, and a pipe has passed by then."""
+    if name == "-" and not sys.stdin.seekable() or Path(name).is_fifo():
+        raise UsageError(
+            f"{text.called(name)} is a pipe, and --against reads it twice: save it to a file first", code="pipe"
+        )
 
 
 def verify_input(job: options.Job, name: str, deep: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from kvzip.codecs.base import Codec
 from kvzip.errors import CorruptError, UnsupportedError, UsageError
 
-__all__ = ["available_codecs", "codec_class", "get_codec", "load_codec", "parse_spec", "register_codec"]
+__all__ = ["available_codecs", "codec_class", "get_codec", "load_codec", "options_of", "parse_spec", "register_codec"]
 
 GROUP = "kvzip.codecs"
 
@@ -52,7 +52,7 @@ def codec_class(name: str) -> type[Codec]:
     if point is None:
         hint = suggest(name, available_codecs())
         raise UsageError(
-            f"unknown codec {name!r}{hint}; known are {', '.join(available_codecs())}", code="codec-unknown"
+            f"unknown codec {name!r}{hint}; known are {', '.join(available_codecs())} ('kvzip compress --codec help' has their options)", code="codec-unknown"
         )
     try:
         cls: type[Codec] = point.load()
@@ -80,6 +80,13 @@ def get_codec(spec: str | Codec, **options: Any) -> Codec:
         return spec
     name, parsed = parse_spec(spec)
     return _build(codec_class(name), {**parsed, **options})
+
+
+def options_of(cls: type[Codec]) -> list[inspect.Parameter]:
+    """What a codec class takes, with its defaults."""
+    # A class without an __init__ of its own shows object's (self, *args, **kwargs), which takes nothing.
+    own = cls.__init__ is not object.__init__
+    return list(inspect.signature(cls.__init__).parameters.values())[1:] if own else []
 
 
 def load_codec(name: str, config: Mapping[str, Any]) -> Codec:
@@ -130,9 +137,7 @@ def _value(text: str) -> Any:
 
 
 def _build(cls: type[Codec], options: Mapping[str, Any]) -> Codec:
-    # A class without an __init__ of its own shows object's (self, *args, **kwargs), which takes nothing.
-    own = cls.__init__ is not object.__init__
-    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:] if own else []
+    parameters = options_of(cls)
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         known = [parameter.name for parameter in parameters]
         for option in options:

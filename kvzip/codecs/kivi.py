@@ -14,13 +14,13 @@ and with ``tuned`` the codes entropy-coded, ``TABL``, ``STAT`` and ``STRM``, in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import numpy as np
 
-from kvzip.cache import Block, Plane
-from kvzip.codecs.base import Batch, Codec, Encoded, Errors, Sections
+from kvzip.cache import BLOCK_TOKENS, Block, Plane
+from kvzip.codecs.base import Batch, Codec, Encoded, Errors, Read, Sections
 from kvzip.coding import exact, rans, symbols
 from kvzip.coding.sections import SectionReader, as_bytes, total_errors
 from kvzip.devices.base import Device
@@ -72,6 +72,14 @@ class Kivi(Codec):
     @classmethod
     def ladder(cls) -> list[str]:
         return ["", "tuned=true", "bits=2", "bits=2,tuned=true"]
+
+    def study(
+        self, planes: Sequence[Plane], read: Read, notice: Callable[[str], None], block_tokens: int = BLOCK_TOKENS
+    ) -> Self:
+        longest = max((plane.tokens for plane in planes), default=0)
+        if 0 < longest <= self.residual:
+            notice(f"kivi: all {longest} tokens are within residual={self.residual}: nothing was quantized")
+        return self
 
     def supports(self, plane: Plane) -> bool:
         return has_numbers(plane)

@@ -2,7 +2,7 @@
 
 from kvzip.layouts.detect import LAYOUTS, find_layout, map_cache
 from kvzip.layouts.maps import CacheMap
-from kvzip.layouts.restrict import Origin, Restriction, restrict
+from kvzip.layouts.restrict import Origin, Restriction, restrict, spelt
 from kvzip.layouts.slabs import Role, Slab, TensorMap
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "find_layout",
     "map_cache",
     "restrict",
+    "spelt",
 ]

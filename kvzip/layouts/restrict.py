@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -74,7 +75,7 @@ def _cut(
     block = grid.size("b")
     if start % block or stop % block:
         raise UsageError(
-            f"tensor {tensor} keeps tokens in blocks of {block}: --tokens {start}:{stop} must be multiples of that",
+            f"tensor {tensor} keeps tokens in blocks of {block}: tokens {start}:{stop} must be multiples of that",
             code="tokens-in-blocks",
         )
     sizes |= {axis: size for axis, size in (("T", stop - start), ("N", (stop - start) // block)) if axis in sizes}
@@ -94,14 +95,19 @@ def _check_something(
     if planes and not left and layers is not None:
         numbers = [plane.layer for plane in planes]
         raise UsageError(
-            f"no layer is in {layers.start}:{layers.stop}; the cache has layers {min(numbers)}:{max(numbers) + 1}",
+            f"no layer is in {spelt(layers)}; the cache has layers {min(numbers)}:{max(numbers) + 1}",
             code="layers-range",
         )
     if left and tokens is not None and all(origin.start == origin.stop for origin in left):
         most = max(origin.plane.tokens for origin in left)
         raise UsageError(
-            f"no token is in {tokens.start}:{tokens.stop}; the cache has {most} tokens", code="tokens-range"
+            f"no token is in {spelt(tokens)}; the cache has {most} tokens", code="tokens-range"
         )
+
+
+def spelt(cut: range) -> str:
+    """A range as a user writes it: an open end reaches to ``sys.maxsize``."""
+    return f"{cut.start}:{'' if cut.stop == sys.maxsize else cut.stop}"
 
 
 def _lay_out(

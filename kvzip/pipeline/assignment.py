@@ -97,6 +97,12 @@ class Choice:
         """Raises ``UsageError`` for layers that no plane has."""
         layers = {plane.layer for plane in planes if plane.kind != "bytes"}
         for first, last, codec in self.layers:
+            if last is not None and layers and last > max(layers):
+                raise UsageError(
+                    f"layers {first}-{last} were given to {codec.name!r}, and the cache ends with layer {max(layers)}; "
+                    f"write {first}- for all to the end",
+                    code="layer-codec",
+                )
             if not any(first <= layer and (last is None or layer <= last) for layer in layers):
                 run = f"{first}" if last == first else f"{first}-{'' if last is None else last}"
                 raise UsageError(

@@ -59,6 +59,8 @@ def compress(
     if embed_profile:
         _embed(writer, assignment)
     report = Report(original_bytes=sum(file.size for file in source.files))
+    used = [assignment.codec_of(plane).name for plane in cache_map.planes if plane.kind != "bytes"]
+    report.codecs = list(dict.fromkeys(used))
     short = once(notice)
     tally = Tally()
     forward = not source.seekable and is_forward(plan(cache_map, groups, block_tokens, forward=True))

@@ -30,6 +30,7 @@ class Report:
         blocks: how many were coded.
         seconds: wall time.
         errors: one entry for each plane of a lossy codec, where they were measured.
+        codecs: names of those that keys, values and latents were given to, where they were compressed.
         totals: the ``.kvz``'s bytes by component.
     """
 
@@ -38,6 +39,7 @@ class Report:
     blocks: int = 0
     seconds: float = 0.0
     errors: list[PlaneErrors] = field(default_factory=list)
+    codecs: list[str] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
 
     @property

@@ -1,0 +1,124 @@
+"""What a newcomer tries is answered truthfully: by its own name, in numbers a person wrote, with what to do instead."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import kvzip as api
+from kvzip.codecs import available_codecs, codec_class, options_of
+from kvzip.errors import UsageError
+from tests.cli import LAYERS, TOKENS, cache_file, kvzip, process
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return cache_file(tmp_path / "kv.safetensors")
+
+
+@pytest.fixture
+def packed(cache: Path) -> Path:
+    assert kvzip("compress", cache, "-q", "--codec", "raw") == 0
+    return Path(f"{cache}.kvz")
+
+
+def test_a_pipe_is_not_read_twice(cache: Path, packed: Path) -> None:
+    """Sound data from a pipe is never called damaged."""
+    done = process("verify", "--against", cache, input=packed.read_bytes())
+    assert done.returncode == 2
+    assert b"is a pipe" in done.stderr
+    with packed.open("rb") as file:
+        assert process("verify", "--against", cache, stdin=file).returncode == 0
+
+
+@pytest.mark.parametrize(("count", "recorded"), [(TOKENS, TOKENS), (TOKENS + 50, TOKENS), (20, 20)])
+def test_token_ids_are_those_of_the_cache(cache: Path, count: int, recorded: int, capsys: Capture) -> None:
+    """No more ids are recorded than the cache has tokens, and a count that differs is told."""
+    ids = cache.with_name("ids.json")
+    ids.write_text(json.dumps(list(range(count))))
+    assert kvzip("compress", cache, "--codec", "raw", "--token-ids", ids) == 0
+    assert ("token ids for a cache of" in capsys.readouterr().err) == (count != TOKENS)
+    with api.open(f"{cache}.kvz") as opened:
+        assert opened.header.identity["token_count"] == recorded
+    assert kvzip("decompress", f"{cache}.kvz", "--expect-tokens", ids, "-f", "-o", cache.with_name("back")) == 0
+
+
+def test_kivi_says_when_it_quantized_nothing(cache: Path, capsys: Capture) -> None:
+    assert kvzip("compress", cache, "--codec", "kivi:residual=150") == 0
+    assert "all 150 tokens are within residual=150: nothing was quantized" in capsys.readouterr().err
+    assert kvzip("compress", cache, "--codec", "kivi:residual=64", "-f") == 0
+    assert "nothing was quantized" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("option", "span"), [("--layers", "40:"), ("--tokens", "512:")])
+def test_an_open_end_is_told_as_it_was_written(packed: Path, option: str, span: str, capsys: Capture) -> None:
+    assert kvzip("decompress", packed, option, span, "-o", packed.with_name("part")) == 2
+    assert f"is in {span};" in capsys.readouterr().err
+
+
+def test_tokens_beyond_the_end_are_an_error_everywhere(packed: Path) -> None:
+    """``Cache.key`` refuses what ``decompress`` refuses, and clips what it clips."""
+    with api.open(packed) as opened:
+        assert opened.key(0, tokens=slice(TOKENS - 1, 1024)).shape[0] == 1
+        for read in (opened.key, opened.value):
+            with pytest.raises(UsageError, match="no token is in") as error:
+                read(0, tokens=slice(512, 1024))
+            assert error.value.code == "tokens-range"
+
+
+def test_the_codecs_are_listed(capsys: Capture) -> None:
+    """``--codec help`` and the help name every codec that there is, and no other."""
+    assert kvzip("compress", "--codec", "help") == 0
+    table = capsys.readouterr().out
+    assert {line.split()[0] for line in table.splitlines()[1:]} == set(available_codecs())
+    assert kvzip("compress", "--help") == 0
+    told = " ".join(capsys.readouterr().out.split())
+    classes = {name: codec_class(name) for name in available_codecs()}
+    builtin = [name for name, cls in classes.items() if cls.__module__.startswith("kvzip.") and cls.name == name]
+    assert all(name in told.partition("--codec NAME")[2][:200] for name in builtin)
+    assert kvzip("compress", "--codec", "zip", "kv.safetensors") == 2
+    assert "--codec help" in capsys.readouterr().err
+
+
+def test_the_manual_has_a_line_for_every_option() -> None:
+    manual = (Path(__file__).parents[1] / "docs" / "cli.md").read_text(encoding="utf-8")
+    for name in ("cachegen", "kvtc", "turboquant", "kivi", "fp8", "int8"):
+        for option in options_of(codec_class(name)):
+            if option.name not in ("layers", "step_at"):  # found out from the cache, for headers
+                assert re.search(rf"^\| [^|]*{name}[^|]*\| [^|]*`{option.name}`", manual, re.M), (name, option.name)
+
+
+def test_the_result_names_the_codecs_that_were_used(cache: Path, capsys: Capture) -> None:
+    assert kvzip("compress", cache, "--k-codec", "int8", "--v-codec", "int4") == 0
+    said = capsys.readouterr().err
+    assert "keys int8, values int4" in said
+    assert "cachegen" not in said
+    assert kvzip("compress", cache, "-f", "--k-codec", "int8") == 0
+    assert "cachegen, keys int8" in capsys.readouterr().err
+
+
+def test_layers_that_are_not_there_need_an_open_end(cache: Path, capsys: Capture) -> None:
+    assert kvzip("compress", cache, "--layer-codec", "0-99:raw") == 2
+    assert f"ends with layer {LAYERS - 1}" in capsys.readouterr().err
+    assert kvzip("compress", cache, "--layer-codec", "0-:raw") == 0
+
+
+def test_an_option_of_another_codec_says_whose_it_is(cache: Path, capsys: Capture) -> None:
+    assert kvzip("compress", cache, "--bits", "2") == 2
+    assert "--bits belongs to --codec kvtc" in capsys.readouterr().err
+    assert kvzip("compress", cache, "--codec", "kvtc", "--coder", "range") == 2
+    assert "--coder belongs to --codec cachegen" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["12", "x"])
+def test_values_are_refused_in_our_words(cache: Path, value: str, capsys: Capture) -> None:
+    for option in ("--level", "--block-tokens"):
+        assert kvzip("compress", cache, option, value if value == "x" else f"-{value}") == 2
+        said = capsys.readouterr().err
+        assert "must be" in said
+        assert "Input" not in said
