@@ -185,6 +185,8 @@ class Reader(FrameReader):
             self.statistics = fmt.parse_json(head, "the statistics frame")
             self._statistics_length = size.total
         elif size.kind == b"prof":
+            if (self.index.array["offset"] < position).any():
+                raise CorruptError(f"a profile at byte {position}, behind the first block", code="kvz-frame")
             frame_checksum(self.source, self.base, position, size.total, self.seed)
             self.take_profile(position, size)
             self._profile_length = size.total
