@@ -304,6 +304,9 @@ class Cache:
         for frames in FileFrames(self._stored.file, self._stored.codecs).chunks([want], self._device.batch_bytes):
             yield from frames
 
+    def __repr__(self) -> str:
+        return f"<kvzip.Cache {self._reader.source.name}: {len(self.layers)} layers, {len(self.planes)} planes>"
+
     def close(self) -> None:
         """Close the file."""
         self._reader.close()

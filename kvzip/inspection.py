@@ -14,6 +14,7 @@ from kvzip.container import MAGIC, Entry, Header, Reader, StreamReader, Totals
 from kvzip.container import format as fmt
 from kvzip.container.frames import MAX_HEAD, TABLE_AT, parse_data_head
 from kvzip.errors import CorruptError
+from kvzip.kinds import foreign
 
 SCHEMA = "kvzip-inspect/1"
 """Names the JSON's shape; the number rises when a key changes its meaning or goes away."""
@@ -263,6 +264,8 @@ def is_kvz(file: io.BufferedReader, name: str) -> bool:
     # A pipe may have brought little yet; an empty file is not even JSON.
     if start[8:9] == b"{" or 0 < len(start) < 9 or name.endswith(".safetensors"):
         return False
+    if what := foreign(start):
+        raise CorruptError(f"{name} {what}", code="unknown-format")
     raise CorruptError(
         f"{name}: {f'it starts with {start!r}' if start else 'it is empty'}; expected a .kvz or safetensors file",
         code="unknown-format",

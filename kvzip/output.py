@@ -118,9 +118,9 @@ def check_target(path: Path, *, force: bool = False, sources: Iterable[str | os.
     for source in sources:
         with suppress(OSError):
             if os.path.samestat(Path(source).stat(), found):
-                raise RefusedError(f"{path}: is the source itself; choose another name with -o", code="same-file")
+                raise RefusedError(f"{path}: is the source itself; the target needs another name", code="same-file")
     if not force:
-        raise RefusedError(f"{path}: exists already; use -f to overwrite it, or -o for another name", code="exists")
+        raise RefusedError(f"{path}: exists already", code="exists")
 
 
 def _is_special(path: Path) -> bool:

@@ -46,7 +46,7 @@ def test_an_error_leaves_no_trace_and_an_old_file_untouched(tmp_path: Path, erro
 
 def test_an_existing_target_is_refused_and_force_replaces_it(tmp_path: Path) -> None:
     (tmp_path / "out").write_bytes(b"old")
-    with pytest.raises(RefusedError, match="-f") as caught, create_file(tmp_path / "out"):
+    with pytest.raises(RefusedError, match="exists already") as caught, create_file(tmp_path / "out"):
         pass
     assert caught.value.code == "exists"
     with create_file(tmp_path / "out", force=True) as output:

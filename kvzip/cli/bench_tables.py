@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from kvzip.evaluation import Estimate
 
 
+BUSY = 0.5
+"""The spread of a speed from which on it says little."""
+
+
 def lines(report: Report, verbose: int) -> Iterator[str]:
     """Everything about one cache; with ``verbose`` the worst layers, too."""
     sample, judge = report.subject.sample, report.judge
@@ -24,6 +28,9 @@ def lines(report: Report, verbose: int) -> Iterator[str]:
         yield "  nothing was measured"
         return
     yield rates(report.rows)
+    timings = [timing for row in report.rows for timing in (row.encode, row.decode) if len(timing.times) > 1]
+    if any(timing.spread > BUSY for timing in timings):
+        yield f"  the machine is busy: speeds vary by more than {BUSY:.0%}"
     if judge.queries:
         yield f"  logits, output: errors of attention, queries {judge.queries.source}"
     if judge.continuation:

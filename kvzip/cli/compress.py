@@ -172,7 +172,8 @@ def compress(
                 name, where,
                 codec=codec, k_codec=k_codec, v_codec=v_codec, layer_codec=layer_codec,
                 layout=layout, heads=heads, head_dim=head_dim, device=job.device,
-                block_tokens=block_tokens, identity=_identity(name, model, token_ids, job.messages.notice), embed_profile=embed_profile,
+                block_tokens=block_tokens, embed_profile=embed_profile,
+                identity=_identity(name, model, token_ids, job.messages.notice),
                 force=force, sync=sync or remove, notice=job.messages.notice, progress=update, **codec_options,
             )  # fmt: skip
         label = ", ".join([*([codec] if codec_name in report.codecs else []), *given_apart])
@@ -186,9 +187,12 @@ def compress(
 
 
 def _check_options(codec: str, given: dict[str, Any]) -> None:
-    """Refuse an option of another codec than ``--codec``, with whose it is."""
+    """Refuse an option out of range, and one of another codec than ``--codec``, with whose it is."""
     from kvzip.codecs import codec_class, options_of, parse_spec
 
+    for option in ("level", "effort"):
+        if not 1 <= given.get(option, 1) <= 9:
+            raise UsageError(f"--{option} must be 1 to 9, got {given[option]}", code="codec-option")
     name, _ = parse_spec(codec)
     taken = options_of(codec_class(name))
     if any(option.kind is option.VAR_KEYWORD for option in taken):

@@ -26,6 +26,9 @@ Exit codes:
 """The same for every verb: shown by ``--help``."""
 
 
+ADVICE = {"exists": "; use -f to overwrite it, or -o for another name"}
+"""What the command line adds to a message, by its stable name: the Python API has other ways."""
+
 WORDING = {
     "Input should be a valid integer, unable to parse string as an integer": "must be a whole number",
     "Input should be a valid number, unable to parse string as a number": "must be a number",
@@ -53,7 +56,7 @@ class Failure(NamedTuple):
 def explain(error: BaseException) -> Failure:
     """What to say about any exception."""
     if isinstance(error, KvzipError):
-        return Failure(str(error), error.code, error.exit_code)
+        return Failure(str(error) + ADVICE.get(error.code, ""), error.code, error.exit_code)
     if isinstance(error, Stopped):
         return Failure(f"stopped by {signal.Signals(error.number).name}", "stopped", 128 + error.number)
     if isinstance(error, KeyboardInterrupt):

@@ -169,8 +169,8 @@ def _geometry(planes: Sequence[Plane]) -> Iterable[tuple[str, str]]:
         times = f"{sequences} sequences x " if sequences > 1 else ""
         yield (
             "geometry" if number == 0 else "",
-            f"{len(layers)} layers ({text.runs(layers)}), {kinds}: "
-            f"{times}{tokens} tokens x {heads} heads x {head_dim}, {dtype}",
+            f"{text.count(len(layers), 'layer')} ({text.runs(layers)}), {kinds}: "
+            f"{times}{text.count(tokens, 'token')} x {text.count(heads, 'head')} x {head_dim}, {dtype}",
         )
 
 
@@ -243,7 +243,7 @@ def _source_lines(cache_map: CacheMap, name: str, nbytes: int, verbose: int) -> 
     yield name
     yield from _fields(
         [
-            ("layout", f"{cache_map.layout}, {len(cache_map.maps)} tensors"),
+            ("layout", f"{cache_map.layout}, {text.count(len(cache_map.maps), 'tensor')}"),
             *_geometry(planes),
             ("other tensors", _others(cache_map.planes)),
             ("size", f"{text.size(nbytes)}, not compressed"),

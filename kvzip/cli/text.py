@@ -22,6 +22,11 @@ def size(nbytes: float) -> str:
     )
 
 
+def count(number: int, name: str) -> str:
+    """``1 head``, ``2 heads``."""
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
+
+
 def error(value: float) -> str:
     """A relative error or a largest difference, three digits."""
     return f"{value:.3g}"

@@ -74,7 +74,7 @@ def verify(
 
 def _check_rereadable(name: str) -> None:
     """Refuse a pipe: the file is checked first, then decoded, and a pipe has passed by then."""
-    if name == "-" and not sys.stdin.seekable() or Path(name).is_fifo():
+    if (name == "-" and not sys.stdin.seekable()) or Path(name).is_fifo():
         raise UsageError(
             f"{text.called(name)} is a pipe, and --against reads it twice: save it to a file first", code="pipe"
         )
@@ -95,8 +95,8 @@ def verify_input(job: options.Job, name: str, deep: bool) -> None:
     seconds = time.perf_counter() - begin
     stored, blocks = sum(report.stored_bytes for report in reports), sum(report.blocks for report in reports)
     job.messages.result(
-        f"{called}: {text.size(stored)}, {blocks} blocks, {'all decoded' if deep else 'checksums right'}, "
-        f"{seconds:.2f} s",
+        f"{called}: {text.size(stored)}, {text.count(blocks, 'block')}, "
+        f"{'all decoded' if deep else 'checksums right'}, {seconds:.2f} s",
         verb="verify",
         input=name,
         deep=deep,

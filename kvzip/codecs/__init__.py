@@ -52,7 +52,9 @@ def codec_class(name: str) -> type[Codec]:
     if point is None:
         hint = suggest(name, available_codecs())
         raise UsageError(
-            f"unknown codec {name!r}{hint}; known are {', '.join(available_codecs())} ('kvzip compress --codec help' has their options)", code="codec-unknown"
+            f"unknown codec {name!r}{hint}; known are {', '.join(available_codecs())} "
+            "('kvzip compress --codec help' has their options)",
+            code="codec-unknown",
         )
     try:
         cls: type[Codec] = point.load()
@@ -78,6 +80,8 @@ def get_codec(spec: str | Codec, **options: Any) -> Codec:
                 code="codec-option",
             )
         return spec
+    if not isinstance(spec, str):
+        raise UsageError(f"a codec is a name such as 'kivi:bits=2', or a codec object, not {spec!r}", code="codec-spec")
     name, parsed = parse_spec(spec)
     return _build(codec_class(name), {**parsed, **options})
 

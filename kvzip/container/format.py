@@ -15,6 +15,7 @@ import numpy as np
 import xxhash
 
 from kvzip.errors import CorruptError, KvzipError, UnsupportedError
+from kvzip.kinds import foreign
 
 MAGIC = b"\x8bKVZ\r\n\x1a\n"
 VERSION = 0
@@ -129,6 +130,8 @@ def check_prologue(data: bytes) -> None:
                 "the magic bytes are damaged the way a text-mode transfer does it; copy the file again in binary mode",
                 code="kvz-magic",
             )
+        if what := foreign(data):
+            raise CorruptError(f"the file {what}", code="kvz-magic")
         raise CorruptError(f"not a .kvz file: it starts with {data[:8]!r}, expected {MAGIC!r}", code="kvz-magic")
     if len(data) < PROLOGUE.size:
         raise CorruptError(f"the file ends after {len(data)} bytes, inside its prologue", code="kvz-truncated")

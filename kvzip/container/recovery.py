@@ -16,6 +16,7 @@ from kvzip.container.index import Entry
 from kvzip.container.reader import PIECE, FrameReader, frame_checksum, read_header, read_size, read_whole
 from kvzip.container.source import Source
 from kvzip.errors import CorruptError
+from kvzip.kinds import foreign
 
 WINDOW = 4096
 _START = re.compile(b"|".join([*fmt.CRITICAL, b"stat", b"prof", re.escape(fmt.MAGIC[:4])]))
@@ -104,6 +105,8 @@ class _Scan:
                     recovery.damage.append(where)
                 position = after
         if not self.found:
+            if (what := foreign(self.source.read(0, min(16, size)))) and not what.startswith("is a .kvz"):
+                raise CorruptError(f"the file {what}", code="kvz-magic")
             raise CorruptError("no intact header was found: nothing can be recovered", code="kvz-lost")
         if position < size:
             self.found[-1].damage.append(f"too many false starts of frames: the search ended at byte {position}")

@@ -20,7 +20,7 @@ class PlaneErrors:
     max_abs: float
 
 
-@dataclass
+@dataclass(repr=False)
 class Report:
     """The result of a compression, decompression or verification.
 
@@ -41,6 +41,12 @@ class Report:
     errors: list[PlaneErrors] = field(default_factory=list)
     codecs: list[str] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
+
+    def __repr__(self) -> str:
+        return (
+            f"Report(original_bytes={self.original_bytes}, stored_bytes={self.stored_bytes}, blocks={self.blocks}, "
+            f"seconds={self.seconds:.3f}, {len(self.errors)} errors)"
+        )
 
     @property
     def ratio(self) -> float:

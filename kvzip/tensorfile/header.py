@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
 
 from kvzip.errors import CorruptError, UnsupportedError
+from kvzip.kinds import foreign
 
 HEADER_CAP = 100_000_000
 """The longest JSON that the safetensors library accepts, in bytes."""
@@ -102,13 +103,16 @@ class SourceFile:
 def read_length(prefix: bytes, name: str) -> int:
     """The length of the JSON, from a file's first eight bytes."""
     if len(prefix) < 8:
-        found = "is empty" if not prefix else f"ends after {len(prefix)} bytes"
-        raise CorruptError(f"{name} {found}: no safetensors file", code="safetensors-truncated")
+        found = "is empty" if not prefix else f"has only {len(prefix)} bytes"
+        raise CorruptError(f"{name}: no safetensors file, it {found}", code="safetensors-truncated")
     (length,) = struct.unpack("<Q", prefix[:8])
     if length > HEADER_CAP:
+        what = foreign(prefix) or (
+            f"is no safetensors file, or damaged: its first 8 bytes declare a header of {length} bytes "
+            f"(at most {HEADER_CAP} are allowed)"
+        )
         raise CorruptError(
-            f"{name}: no safetensors file, or damaged: its first 8 bytes declare a header of {length} bytes "
-            f"(at most {HEADER_CAP} are allowed)",
+            f"{name} {what}",
             code="safetensors-header-length",
         )
     return int(length)
