@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvzip
-from kvzip.errors import UsageError
+from kvzip.errors import CorruptError, UsageError
 from kvzip.profiles.library import Embedded, offering
 from kvzip.profiles.profile import Profile
 from tests import profiles
@@ -157,6 +157,16 @@ def test_a_rotation_that_contradicts_the_cache_is_refused_or_harmless() -> None:
         with pytest.raises(UsageError, match=r"heads have 32|2 layers"):
             kvzip.compress(tensors, codec="kvtc", device="cpu", rope=rope)
     check(tensors, step=STEP, rope="theta=1e7,interleaved,start=12345", near=0.2)
+
+
+def test_a_header_with_an_impossible_rotation_is_corrupt() -> None:
+    """Found before anything is decoded: wider than the heads, or without a layer that the file has."""
+    packed = kvzip.compress(cache(20, 32, np.float16), codec="kvtc:rope=theta=1e4", device="cpu")
+    for kinds in ({"kinds": [{"theta": 1e4, "rotary": 64}]}, {"kinds": [{"theta": 1e4}], "layers": [0]}):
+        with kvzip.open(packed, device="cpu") as opened:
+            opened.header.codecs[0]["config"]["rope"] = kinds
+            with pytest.raises(CorruptError, match="does not fit"):
+                opened.key(1)
 
 
 @settings(max_examples=25, deadline=None)

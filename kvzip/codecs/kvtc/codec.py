@@ -154,13 +154,17 @@ class KvTc(Codec):
 
     def bind(self, planes: Sequence[Plane]) -> Self:
         bound = self if self.ropes is not None else self._with(ropes=Ropes())
-        for plane in planes:
-            rope = bound.ropes.of(plane.layer) if bound.ropes is not None and plane.kind == "key" else None
-            if rope is not None:
-                rope.width(plane.head_dim)
+        bound._check_rotations(planes)
         if self.profile is not None and planes:
             self.profile.check(_geometry(planes))
         return bound
+
+    def _check_rotations(self, planes: Sequence[Plane]) -> None:
+        """Raises ``UsageError`` for keys that cannot have the rotation of their layer."""
+        for plane in planes:
+            rope = self.ropes.of(plane.layer) if self.ropes is not None and plane.kind == "key" else None
+            if rope is not None:
+                rope.width(plane.head_dim)
 
     def with_step(self, step_at: int) -> Self:
         """The same codec with another step."""
@@ -197,6 +201,7 @@ class KvTc(Codec):
     def bound(self, block: Block) -> int:
         if self.profile is not None:
             _geometry(block.planes, self.profile.geometry)
+        self._check_rotations(block.planes)
         if block.tokens > MAX_TOKENS:
             raise ValueError(f"a block has at most {MAX_TOKENS} tokens")
         numbers = sum(plane.channels for plane in block.planes)
