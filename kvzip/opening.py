@@ -78,7 +78,9 @@ def _check_members(name: str, found: int, member: int | None) -> None:
             code="several-members",
         )
     if member is not None and not 0 <= member < found:
-        raise UsageError(f"{name} holds {found} cache{'s' * (found != 1)}, there is no member {member}", code="no-member")
+        raise UsageError(
+            f"{name} holds {found} cache{'s' * (found != 1)}, there is no member {member}", code="no-member"
+        )
 
 
 @contextmanager

@@ -100,9 +100,7 @@ def _check_something(
         )
     if left and tokens is not None and all(origin.start == origin.stop for origin in left):
         most = max(origin.plane.tokens for origin in left)
-        raise UsageError(
-            f"no token is in {spelt(tokens)}; the cache has {most} tokens", code="tokens-range"
-        )
+        raise UsageError(f"no token is in {spelt(tokens)}; the cache has {most} tokens", code="tokens-range")
 
 
 def spelt(cut: range) -> str:
