@@ -160,7 +160,7 @@ def test_a_signal_ends_the_run_and_leaves_nothing_behind(cache: Path, number: si
     assert command.stdin is not None and command.stderr is not None
     command.stdin.write(start)
     command.stdin.flush()
-    for _ in range(600):
+    for _ in range(3000):
         if any(name.startswith(".out.kvz") for name in names(cache.parent)):
             break
         time.sleep(0.02)

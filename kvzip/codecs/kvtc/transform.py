@@ -66,7 +66,8 @@ class Transform:
         self.tiles = max(-(-block.tokens // TILE) for block in batch.blocks)
         self.groups = rans.groups_of(self.planes[0][2])
         self.suffix = ELEMENT_SUFFIX[self.planes[0][2].dtype]
-        self.descriptors = device.to_device(describe_planes(batch.arrays, device))
+        self.host_descriptors = describe_planes(batch.arrays, device)
+        self.descriptors = device.to_device(self.host_descriptors)
         self.widths = [sum(plane.channels for plane in block.planes) for block in batch.blocks]
         sizes = [block.tokens * width for block, width in zip(batch.blocks, self.widths, strict=True)]
         self.starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -142,7 +143,7 @@ class Transform:
         variances = device.scratch("kvtc.variances", (len(which), self.groups * rans.LANES), np.float32)
         device.launch(
             f"kvtc_variance_{self.suffix}", len(which) * self.groups,
-            device.to_device(device.to_host(self.descriptors)[which]), device.to_device(fields[which]),
+            device.to_device(self.host_descriptors[which]), device.to_device(fields[which]),
             variances, np.uint32(self.groups),
         )  # fmt: skip
         channels = self.planes[0][2].channels
