@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import secrets
 import shutil
 import stat
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -43,12 +43,12 @@ def create_file(
         return
     path = Path(os.path.realpath(path))  # a link's target is replaced, not the link
     check_target(path, force=force, sources=sources)
+    temporary = _temporary_name(path)
     try:
-        fd, name = tempfile.mkstemp(prefix=f".{path.name[:64]}.", suffix=".tmp", dir=path.parent)
-    except OSError as error:
-        raise _cannot_write(path, error) from error
-    temporary = Path(name)
-    try:
+        try:
+            fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
         with _closing(fd, path):
             yield io.FileIO(fd, "wb", closefd=False)
             _finish(fd, like)
@@ -78,12 +78,13 @@ def create_folder(
     """
     path = Path(os.path.realpath(target))
     check_target(path, force=force, sources=sources)
-    try:
-        temporary = Path(tempfile.mkdtemp(prefix=f".{path.name[:64]}.", suffix=".tmp", dir=path.parent))
-    except OSError as error:
-        raise _cannot_write(path, error) from error
+    temporary = _temporary_name(path)
     old = temporary.with_suffix(".old")
     try:
+        try:
+            temporary.mkdir(mode=0o700)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
         yield temporary
         if sync:
             _sync(*temporary.rglob("*"), temporary)
@@ -121,6 +122,11 @@ def check_target(path: Path, *, force: bool = False, sources: Iterable[str | os.
                 raise RefusedError(f"{path}: is the source itself; the target needs another name", code="same-file")
     if not force:
         raise RefusedError(f"{path}: exists already", code="exists")
+
+
+def _temporary_name(path: Path) -> Path:
+    """A name beside ``path`` that nobody has. It is known before the file is there: a signal can come in between."""
+    return path.parent / f".{path.name[:64]}.{secrets.token_hex(8)}.tmp"
 
 
 def _is_special(path: Path) -> bool:

@@ -48,7 +48,8 @@ def test_every_target_for_a_moment() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert [line.partition(":")[0] for line in lines] == list(all_targets())
+    # Other tests register codecs of their own in this process.
+    assert [line.partition(":")[0] for line in lines] == [name for name in all_targets() if "test-" not in name]
     assert all(int(line.split()[1]) > 0 for line in lines)
 
 

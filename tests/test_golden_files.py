@@ -34,7 +34,9 @@ def test_every_codec_has_a_file() -> None:
     for name in DIGESTS:
         with kvzip.open(FOLDER / f"{name}.kvz") as opened:
             present |= {codec["name"] for codec in opened.header.codecs}
-    assert set(available_codecs()) - {"naive"} <= present
+    # Other tests register codecs of their own in this process.
+    own = {name for name in available_codecs() if not name.startswith("test-")}
+    assert own - {"naive"} <= present
 
 
 def test_what_loses_nothing_restores_the_input() -> None:

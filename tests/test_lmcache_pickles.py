@@ -147,7 +147,7 @@ def test_what_follows_the_pickle_is_an_error() -> None:
 
 def test_small_files_cannot_announce_large_tensors() -> None:
     """A stride of 0 or a storage that is not there would blow up: neither may exceed what the file holds."""
-    array = tensors.TensorWriter()(np.zeros(4, np.uint8))
+    array = tensors.TensorWriter(iter("0"))(np.zeros(4, np.uint8))
     storage, _, _, _, *rest = array.arguments
     for offset, size, stride in [
         (0, (1 << 40,), (0,)),
