@@ -141,4 +141,6 @@ def open_target(target: PathLike | BinaryIO | None, source: Any, *, force: bool,
 
 def _paths(source: Any) -> list[PathLike]:
     """The source's path, if it has one, for the same-file check and for mode and time."""
+    if isinstance(source, TensorSource) and source.files and not source.files[0].header and Path(source.name).is_file():
+        return [source.name]  # a file of raw bytes
     return [source] if isinstance(source, (str, os.PathLike)) and str(source) != "-" else []

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -263,3 +264,23 @@ def test_what_is_compressed_already_is_not_compressed_again_by_accident(cache: P
 
 def _tensor_bytes(path: Path) -> int:
     return sum(array.nbytes for array in safetensors.numpy.load_file(path).values())
+
+
+def test_raw_bytes_get_their_geometry_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """LMCache's .data and SGLang's .bin have no header: with shape, dtype and layout they come back byte for byte."""
+    source = tmp_path / "chunk.data"
+    source.write_bytes(np.random.default_rng(0).bytes(2 * 3 * 40 * 32 * 2))
+    told = ["--layout", "kv,L,T,C", "--heads", "2"]
+    assert command("compress", source, "--shape", "2,3,40,32", "--dtype", "float16", "--codec", "lossless", *told) == 0
+    packed = tmp_path / "chunk.data.kvz"
+    assert command("decompress", packed, "-o", tmp_path / "back.data") == 0
+    assert (tmp_path / "back.data").read_bytes() == source.read_bytes()
+    capsys.readouterr()
+    assert command("inspect", packed) == 0
+    assert "3 layers (0-2), keys and values: 40 tokens x 2 heads x 16, float16" in capsys.readouterr().out
+    assert command("compress", "-f", source, "--shape", "2,3,41,32", *told) == 2
+    assert "needs 15744" in capsys.readouterr().err
+    for wrong in ("2,x", "", "-1,3"):
+        assert command("compress", "-f", source, f"--shape={wrong}", *told) == 2
+    assert command("compress", "-f", source, "-o", source, "--shape", "2,3,40,32", *told) == 5
+    assert source.stat().st_size == 2 * 3 * 40 * 32 * 2

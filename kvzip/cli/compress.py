@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ from kvzip.errors import UsageError
 
 if TYPE_CHECKING:
     from kvzip.pipeline import Report
+    from kvzip.tensorfile import TensorSource
 
 Codec = Annotated[
     str,
@@ -89,6 +91,15 @@ TokenIds = Annotated[
 ShowErrors = Annotated[bool, typer.Option("--report", help="Show the errors of every layer.")]
 
 
+Shape = Annotated[
+    str | None,
+    typer.Option("--shape", metavar="N,N,...", help="Of files of raw bytes: the tensor's axes; see --dtype."),
+]
+Dtype = Annotated[
+    str, typer.Option("--dtype", metavar="NAME", help="Of files of raw bytes, with --shape: bfloat16, float16, ...")
+]
+
+
 def compress(
     files: options.Files = None,
     output: options.Output = None,
@@ -114,6 +125,8 @@ def compress(
     layout: options.LayoutName = None,
     heads: options.Heads = None,
     head_dim: options.HeadDim = None,
+    shape: Shape = None,
+    dtype: Dtype = "bfloat16",
     model: Model = None,
     token_ids: TokenIds = None,
     force: options.Force = False,
@@ -140,6 +153,7 @@ def compress(
       kvzip compress kv.safetensors --codec kvtc --profile model.kvp --embed-profile
       kvzip compress kv.safetensors --report --fail-above 0.3
       kvzip compress cache.safetensors --layout L,kv,T,H,D
+      kvzip compress chunk.data --shape 2,32,256,1024 --layout kv,L,T,C --heads 8
       kvzip compress kv.safetensors --model llama-3-8b --token-ids ids.json
       cat kv.safetensors | kvzip compress --codec raw > kv.kvz
     """
@@ -167,9 +181,9 @@ def compress(
         where = target or compressed_name(name)
         begin = time.perf_counter()
         before = Path(name).stat() if remove else None
-        with job.progress("compress", name, lambda: _size(name)) as update:
+        with job.progress("compress", name, lambda: _size(name)) as update, _source(name, shape, dtype) as source:
             report = run(
-                name, where,
+                source, where,
                 codec=codec, k_codec=k_codec, v_codec=v_codec, layer_codec=layer_codec,
                 layout=layout, heads=heads, head_dim=head_dim, device=job.device,
                 block_tokens=block_tokens, embed_profile=embed_profile,
@@ -184,6 +198,28 @@ def compress(
 
     with options.offer(profile):
         for_each(inputs, work, "compressed", job.messages)
+
+
+@contextmanager
+def _source(name: str, shape: str | None, dtype: str) -> Iterator[str | TensorSource]:
+    """What to compress: the file as its own header tells, or its raw bytes as one tensor of the given shape."""
+    if shape is None:
+        yield name
+        return
+    from kvzip.tensorfile import open_raw
+
+    if name == "-":
+        raise UsageError("--shape needs a file: raw bytes from a pipe have no length to compare with", code="raw-shape")
+    try:
+        axes = [int(axis) for axis in shape.split(",")]
+    except ValueError:
+        axes = []
+    if not axes or min(axes) < 0:
+        raise UsageError(
+            f"--shape: cannot read {shape!r}; write the lengths of the axes, as in 2,32,256,1024", code="raw-shape"
+        )
+    with open_raw(name, axes, dtype) as source:
+        yield source
 
 
 def _check_options(codec: str, given: dict[str, Any]) -> None:
