@@ -20,10 +20,13 @@ def large(folder: Path, megabytes: int) -> Iterator[Row]:
     write_large_cache(cache, megabytes)
     size = cache.stat().st_size / 1e9
     device = ["--device", "cpu"]
-    compress = measure.command([*KVZIP, "compress", "-q", "-f", str(cache), "-o", str(packed), *device])
-    decompress = measure.command([*KVZIP, "decompress", "-q", "-f", str(packed), "-o", str(restored), *device])
-    copy = measure.command(["cp", str(restored), str(folder / "copy.safetensors")])
-    (folder / "copy.safetensors").unlink()
+    compress = measure.command([*KVZIP, "compress", "-q", "-f", str(cache), "-o", str(packed), *device], target=packed)
+    decompress = measure.command(
+        [*KVZIP, "decompress", "-q", "-f", str(packed), "-o", str(restored), *device], target=restored
+    )
+    copied = folder / "copy.safetensors"
+    copy = measure.command(["cp", str(restored), str(copied)], target=copied)
+    copied.unlink()
     ratio = cache.stat().st_size / packed.stat().st_size
     yield Row(f"kvzip compress, {size:.2f} GB", f"{compress.seconds:.2f} s, ratio {ratio:.2f}", None)
     yield Row("  peak memory", f"{compress.peak_megabytes:.0f} MB", "under 400")
@@ -37,8 +40,8 @@ def large(folder: Path, megabytes: int) -> Iterator[Row]:
 
 def _beside_zstd(zstd: str, cache: Path, folder: Path, compress: measure.Run, decompress: measure.Run) -> Iterator[Row]:
     packed, restored = folder / "large.zst", folder / "restored.safetensors"
-    pack = measure.command([zstd, "-3", "-T0", "-q", "-f", str(cache), "-o", str(packed)])
-    unpack = measure.command([zstd, "-d", "-q", "-f", str(packed), "-o", str(restored)])
+    pack = measure.command([zstd, "-3", "-T0", "-q", "-f", str(cache), "-o", str(packed)], target=packed)
+    unpack = measure.command([zstd, "-d", "-q", "-f", str(packed), "-o", str(restored)], target=restored)
     ratio = cache.stat().st_size / packed.stat().st_size
     yield Row("zstd -3 -T0", f"{pack.seconds:.2f} s, ratio {ratio:.2f}", None)
     yield Row("zstd -d", f"{unpack.seconds:.2f} s", None)

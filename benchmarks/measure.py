@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 def seconds(function: Callable[[], object], runs: int = 9) -> float:
@@ -28,14 +29,18 @@ class Run:
     peak_megabytes: float
 
 
-def command(arguments: Sequence[str], runs: int = 3) -> Run:
+def command(arguments: Sequence[str], runs: int = 3, target: Path | None = None) -> Run:
     """The median wall time of a command, and the largest peak of its memory.
+
+    Its ``target`` is removed before each run: giving back the pages of a large file takes as long as writing them.
 
     Raises:
         RuntimeError: the command fails.
     """
     times, peaks = [], []
     for _ in range(runs):
+        if target is not None:
+            target.unlink(missing_ok=True)
         start = time.perf_counter()
         process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         assert process.stderr is not None
