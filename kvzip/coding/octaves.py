@@ -24,7 +24,6 @@ STEPS = 8
 RATIO_COUNT = 32
 """Ratios of mean and deviation: index 15 is none, each side has those of RATIOS."""
 
-INDEX_BITS = 8
 LEVELS = 16
 ESCAPE_BITS = 8
 """What an exponent outside the window costs beside its symbol."""

@@ -28,7 +28,6 @@ Axes = tuple[str, ...]
 
 AXES = ("L", "kv", "B", "T", "N", "b", "H", "D", "C", "2D", "2C", "A", "1")
 PLANE_AXES = ("L", "kv", "B", "1")
-TOKEN_AXES = ("T", "N", "b")
 CHANNEL_AXES = ("D", "C", "2D", "2C", "A")
 
 
