@@ -56,12 +56,12 @@ def run(arguments: Sequence[str]) -> int:
 def _invoke(arguments: Sequence[str]) -> None:
     import typer
 
-    from kvzip.cli.app import app
+    from kvzip.cli.app import VERBS, application
 
     if "_KVZIP_COMPLETE" in os.environ:  # the shell asks what could come next
-        app(prog_name="kvzip")
-    # Not by app(): that has ways of its own to end on errors of the system and on signals.
-    command = typer.main.get_command(app)
+        application()(prog_name="kvzip")
+    # Not by calling it: that has ways of its own to end on errors of the system and on signals.
+    command = typer.main.get_command(application(arguments[:1] if arguments and arguments[0] in VERBS else VERBS))
     try:
         with command.make_context("kvzip", list(arguments)) as context:
             command.invoke(context)

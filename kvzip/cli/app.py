@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
 
 from kvzip._version import __version__
-from kvzip.cli.bench import bench
-from kvzip.cli.compress import compress
-from kvzip.cli.decompress import decompress
-from kvzip.cli.exporting import export
 from kvzip.cli.failures import EXIT_CODES
-from kvzip.cli.importing import import_
-from kvzip.cli.inspect import inspect
-from kvzip.cli.repair import repair
-from kvzip.cli.train import train
-from kvzip.cli.verify import verify
 
 EXAMPLES = """\
 zstd for KV caches: compresses, inspects, verifies and restores the KV cache of a transformer.
@@ -34,12 +26,17 @@ Examples:
   cat kv.safetensors | kvzip compress | ssh host 'kvzip decompress > kv.safetensors'
 """
 
-app = typer.Typer(
-    # Without rich: plain help, and twice as fast.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+VERBS = {  # verb: module, function, summary
+    "compress": ("compress", "compress", "Make a cache smaller: FILE becomes FILE.kvz."),
+    "decompress": ("decompress", "decompress", "Restore a cache, or a part of it."),
+    "inspect": ("inspect", "inspect", "Show what a file holds and where its bytes go."),
+    "verify": ("verify", "verify", "Check files without writing anything."),
+    "train": ("train", "train", "Learn a profile of a model from its caches."),
+    "repair": ("repair", "repair", "Save what is intact of a damaged file."),
+    "bench": ("bench", "bench", "Measure codecs on a cache: size, speed, errors."),
+    "import": ("importing", "import_", "Make a .kvz of LMCache's files."),
+    "export": ("exporting", "export", "Make LMCache's file of a .kvz."),
+}
 
 
 def _show_version(wanted: bool) -> None:
@@ -48,7 +45,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True, help=EXAMPLES, epilog=EXIT_CODES)
 def kvzip(
     context: typer.Context,
     version: Annotated[
@@ -60,16 +56,17 @@ def kvzip(
         raise typer.Exit(2)
 
 
-VERBS: dict[Callable[..., None], str] = {
-    compress: "Make a cache smaller: FILE becomes FILE.kvz.",
-    decompress: "Restore a cache, or a part of it.",
-    inspect: "Show what a file holds and where its bytes go.",
-    verify: "Check files without writing anything.",
-    train: "Learn a profile of a model from its caches.",
-    repair: "Save what is intact of a damaged file.",
-    bench: "Measure codecs on a cache: size, speed, errors.",
-    import_: "Make a .kvz of LMCache's files.",
-    export: "Make LMCache's file of a .kvz.",
-}
-for verb, summary in VERBS.items():
-    app.command(verb.__name__.rstrip("_"), short_help=summary, epilog=EXIT_CODES)(verb)
+def application(verbs: Iterable[str] = VERBS) -> typer.Typer:
+    """The command line with these verbs: what a run does not use need not be loaded."""
+    app = typer.Typer(
+        # Without rich: plain help, and twice as fast.
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    app.callback(invoke_without_command=True, help=EXAMPLES, epilog=EXIT_CODES)(kvzip)
+    for verb in verbs:
+        module, function, summary = VERBS[verb]
+        run = getattr(importlib.import_module(f"kvzip.cli.{module}"), function)
+        app.command(verb, short_help=summary, epilog=EXIT_CODES)(run)
+    return app
