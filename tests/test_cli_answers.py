@@ -14,6 +14,7 @@ from kvzip.cli import text
 from kvzip.codecs import available_codecs, codec_class, options_of
 from kvzip.errors import RefusedError, UsageError
 from tests.cli import LAYERS, TOKENS, cache_file, kvzip, process
+from tests.emulator.devices import cuda_on_emulator
 
 Capture = pytest.CaptureFixture[str]
 
@@ -162,3 +163,10 @@ def test_the_api_gives_no_advice_for_the_command_line(cache: Path, packed: Path,
 
 def test_one_is_no_plural() -> None:
     assert [text.count(number, "head") for number in (0, 1, 2)] == ["0 heads", "1 head", "2 heads"]
+
+
+def test_auto_says_that_it_took_a_gpu(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr("kvzip.devices._cuda", lambda index: cuda_on_emulator())
+    for device, said in (("auto", True), ("cuda", False), ("cpu", False)):
+        assert kvzip("compress", "-f", "--device", device, "--codec", "fp8", cache) == 0
+        assert ("kvzip: note: running on cuda:0, Emulated GPU" in capsys.readouterr().err) == said

@@ -96,7 +96,7 @@ class Job:
 
     @cached_property
     def device(self) -> Device:
-        """The device, found when it is first needed; says so if a GPU is here and cannot be used."""
+        """The device, found when it is first needed. ``auto`` says that it took a GPU, or why it could not take one."""
         from kvzip.devices import get_device
 
         device = None
@@ -107,7 +107,8 @@ class Job:
                 self.messages.notice(f"the CPU is used in place of the GPU: {error}")
                 device = get_device("cpu", self.threads)
         device = device or get_device(self.device_name, self.threads)
-        self.messages.detail(f"running on {device}")
+        tell = self.messages.notice if self.device_name == "auto" and device.name == "cuda" else self.messages.detail
+        tell(f"running on {device}")
         return device
 
     def progress(self, verb: str, name: str, total: Callable[[], int | None]) -> AbstractContextManager[Update]:
