@@ -5,9 +5,7 @@ The coder itself is kernels/rans.h; its format is normative in docs/format.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 
@@ -46,21 +44,29 @@ def word_capacity(tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTables:
-    """The families of some alphabets, one after the other, on a device."""
+    """The families of some alphabets, one after the other, on a device; made when they are first asked for."""
 
-    families: Array
-    costs: Array
-    variances: Array
+    alphabets: tuple[int, ...]
+    device: Device
 
-    @classmethod
-    def of(cls, alphabets: Sequence[int], device: Device) -> Self:
-        """Families uint16 ``[n, 4096, 33]``, costs uint16 ``[n, 4096, 32]``, thresholds uint32 ``[63]``."""
-        key = tuple(alphabets)
-        return cls(
-            device.constant(("rans.families", key), lambda: np.stack([tables.family(n) for n in key])),
-            device.constant(("rans.costs", key), lambda: np.stack([tables.costs(n) for n in key])),
-            device.constant("rans.variances", lambda: np.array(tables.variance_thresholds())),
+    @property
+    def families(self) -> Array:
+        """Cumulative counts, uint16 ``[n, 4096, 33]``."""
+        return self.device.constant(
+            ("rans.families", self.alphabets), lambda: np.stack([tables.family(n) for n in self.alphabets])
         )
+
+    @property
+    def costs(self) -> Array:
+        """For encoders: what symbols cost, uint16 ``[n, 4096, 32]``."""
+        return self.device.constant(
+            ("rans.costs", self.alphabets), lambda: np.stack([tables.costs(n) for n in self.alphabets])
+        )
+
+    @property
+    def variances(self) -> Array:
+        """For encoders: thresholds between deviations, uint32 ``[63]``."""
+        return self.device.constant("rans.variances", lambda: np.array(tables.variance_thresholds()))
 
 
 def gather_runs(

@@ -48,7 +48,7 @@ def bound(rows: int, groups: int) -> int:
 def encode(symbols: Array, rows: np.ndarray, channels: int, alphabet: int, device: Device) -> list[Sections]:
     """The sections of ``symbols``, uint8 ``[blocks, groups, capacity, 32]``, of which block ``i`` has ``rows[i]``."""
     xp, (count, groups, row_capacity, _) = device.xp, symbols.shape
-    tables = rans.DeviceTables.of([alphabet], device)
+    tables = rans.DeviceTables((alphabet,), device)
     index = xp.empty((count, groups, TABLE_BITS), np.uint32)
     states = xp.empty((count, groups, rans.STATE_WORDS), np.uint32)
     blocks = _describe(symbols, rows, channels, alphabet, device)
@@ -84,7 +84,7 @@ def decode(
         fields["states"], _ = reader.array("STAT", 4, exactly=groups * rans.STATE_WORDS)
         fields["words"], fields["word_count"] = reader.array("STRM", 2)
     status = device.scratch("symbols.status", (count, groups), np.uint32)
-    tables = rans.DeviceTables.of([alphabet], device)
+    tables = rans.DeviceTables((alphabet,), device)
     device.launch(
         "symbols_decode", count * groups, device.to_device(blocks), tables.families, status, np.uint32(groups)
     )

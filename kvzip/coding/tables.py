@@ -72,8 +72,9 @@ def cumulative(mass: np.ndarray) -> np.ndarray:
 
 def costs_of(tables: np.ndarray) -> np.ndarray:
     """What each symbol costs under each of ``tables`` ``[n, 33]``, in 1/256 bits: uint16 ``[n, 32]``."""
-    frequency: np.ndarray = np.diff(tables.astype(np.int64), axis=1)
-    cost: np.ndarray = np.where(frequency > 0, SCALE_BITS * 256 - log2(np.maximum(frequency, 1)), 0).astype(np.uint16)
+    of_frequency = np.zeros(SCALE + 1, np.uint16)
+    of_frequency[1:] = SCALE_BITS * 256 - log2(np.arange(1, SCALE + 1))
+    cost: np.ndarray = of_frequency[np.diff(tables, axis=1)]
     cost.flags.writeable = False
     return cost
 

@@ -126,7 +126,7 @@ def _describe(bins: Sequence[int], device: Device) -> tuple[np.ndarray, rans.Dev
     blocks["raw_bits"] = [raw_bits for raw_bits, _ in parameters]
     blocks["symbols"] = [symbols for _, symbols in parameters]
     blocks["family"] = [alphabets.index(symbols) for _, symbols in parameters]
-    return blocks, rans.DeviceTables.of(alphabets, device)
+    return blocks, rans.DeviceTables(tuple(alphabets), device)
 
 
 def _symbols(bins: int) -> tuple[int, int]:

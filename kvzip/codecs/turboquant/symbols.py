@@ -127,4 +127,4 @@ class SymbolCoder:
         return blocks
 
     def _tables(self, device: Device) -> rans.DeviceTables:
-        return rans.DeviceTables.of([self.alphabet], device)
+        return rans.DeviceTables((self.alphabet,), device)
