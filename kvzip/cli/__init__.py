@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -28,10 +27,9 @@ def main() -> NoReturn:
             signal.signal(number, _stop)
     code = run(sys.argv[1:])
     _leave_quietly()
-    if any(thread.daemon and thread.is_alive() for thread in threading.enumerate()):
-        # A reader that still waits for a pipe holds its lock: Python would abort on the way out.
-        os._exit(code)
-    sys.exit(code)
+    # Not by Python's own way out: that takes 50 ms to free all objects one by one, and aborts if a reader that still
+    # waits for a pipe holds its lock. Whatever had to be closed has been, by the block that opened it.
+    os._exit(code)
 
 
 def run(arguments: Sequence[str]) -> int:
