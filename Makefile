@@ -2,9 +2,9 @@
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test lint check fmt bench results fuzz gpu-check arm-check wheels clean
 
-# The first of these that is a Python 3.11 to 3.13; PYTHON=... chooses another.
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
-	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
+# The first of these that is a Python 3.11 or newer; PYTHON=... chooses another.
+PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 # The Python that has CuPy; kvzip need not be installed in it.
 GPU_PYTHON ?= python3
 VENV := .venv
@@ -20,7 +20,7 @@ help: ## List the targets.
 setup: $(STAMP) ## Make .venv with kvzip (editable) and the tools; no torch, no compiler needed.
 
 $(STAMP): pyproject.toml hatch_build.py
-	@test -n "$(PYTHON)" || { echo "kvzip needs Python 3.11, 3.12 or 3.13; set PYTHON=/path/to/python" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "kvzip needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing kvzip and its tools into $(VENV), then compiling the kernels: a minute or two, once."
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'

@@ -149,7 +149,7 @@ def test_every_truncation_is_refused(file: tuple[dict[str, Any], bytes], data: s
         (file_of(b"{}", length=90_000_000), "safetensors-truncated"),
         (file_of(b" {}"), "safetensors-json"),
         (file_of(b"{}\0"), "safetensors-json"),
-        (file_of(b'{"a":' * 3000 + b"1" + b"}" * 3000), "safetensors-json"),
+        (file_of(b'{"a":' * 3000), "safetensors-json"),
         (file_of(b'{"a":' + b"9" * 5000 + b"}"), "safetensors-json"),
         (file_of(b'{"\xff":1}'), "safetensors-utf8"),
         (file_of(b'{"\\ud800":1}'), "safetensors-utf8"),
