@@ -51,13 +51,6 @@ def test_a_wrong_byte_is_found(gpu: Cuda, monkeypatch: pytest.MonkeyPatch, capsy
     assert "layer 0 key 0:40: " in capsys.readouterr().out
 
 
-def test_codecs_are_found_without_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise: a checkout on a GPU machine needs no pip install: pyproject.toml tells which codecs there are."""
-    monkeypatch.setattr("kvzip.codecs._entry_points", dict)
-    monkeypatch.setattr("kvzip.codecs._registered", {})
-    assert {"raw", "fp8", "cachegen"} <= set(caches.codec_specs())
-
-
 def test_random_caches_hold_what_is_hard() -> None:
     """Promise: both signs of NaN, infinity, zeros and denormals are compared."""
     numbers = caches.random_cases()[0].arrays[0].astype(np.float32)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import numpy as np
 import pytest
 
+from kvzip import codecs
 from kvzip.cache import Block, Plane
-from kvzip.codecs import available_codecs, get_codec, load_codec, parse_spec, register_codec
+from kvzip.codecs import available_codecs, codec_class, get_codec, load_codec, parse_spec, register_codec
 from kvzip.codecs.base import Batch
 from kvzip.codecs.raw import Raw
 from kvzip.devices.base import Device
@@ -89,6 +91,18 @@ def test_a_header_that_names_a_missing_codec_or_a_bad_config_says_which() -> Non
     for config in ({"bits": 5}, {"unknown": 1}, {"bits": "x"}):
         with pytest.raises(CorruptError, match="test-optional"):
             load_codec("test-optional", config)
+
+
+def test_the_packages_own_codecs_are_found_without_an_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plain checkout has them all, under their names; no package that is installed can put itself in their place."""
+    other = EntryPoint("raw", "no_such_package:Raw", codecs.GROUP)
+    for installed in ({}, {"raw": other, "other": other}):
+        monkeypatch.setattr(codecs, "_installed", lambda found=installed: found)
+        named = {name: codec_class(name).name for name in codecs.BUILT_IN}
+        assert named == {name: "raw" if name == "naive" else name for name in codecs.BUILT_IN}
+    assert "other" in available_codecs()
+    with pytest.raises(UnsupportedError, match="no_such_package"):
+        codec_class("other")
 
 
 def test_the_packages_own_codecs_are_listed_without_being_imported() -> None:

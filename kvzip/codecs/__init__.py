@@ -1,7 +1,8 @@
 """The codec registry: names to classes, loaded only when asked for.
 
-A codec stands in the entry-point group ``kvzip.codecs`` of its package, or is added for one process by
-:func:`register_codec`. Nothing here imports a codec until its name is used.
+kvzip's own stand in :data:`BUILT_IN`, so that a plain checkout has them, too; another package's in its entry-point
+group ``kvzip.codecs``; one that only this process has is added by :func:`register_codec`. Nothing here imports a codec
+until its name is used.
 """
 
 from __future__ import annotations
@@ -21,16 +22,32 @@ __all__ = ["available_codecs", "codec_class", "get_codec", "load_codec", "option
 
 GROUP = "kvzip.codecs"
 
+BUILT_IN = {
+    name: EntryPoint(name, f"kvzip.codecs.{place}", GROUP)
+    for name, place in (
+        ("raw", "raw:Raw"),
+        ("naive", "raw:Raw"),
+        ("lossless", "lossless:Lossless"),
+        ("fp8", "fp8:Fp8"),
+        ("int8", "integers:Int8"),
+        ("int4", "integers:Int4"),
+        ("kivi", "kivi:Kivi"),
+        ("turboquant", "turboquant:TurboQuant"),
+        ("cachegen", "cachegen:CacheGen"),
+        ("kvtc", "kvtc:KvTc"),
+    )
+}
+"""kvzip's own codecs by name; no package can shadow one."""
+
 CodecClass = TypeVar("CodecClass", bound=type[Codec])
 
 _registered: dict[str, type[Codec]] = {}
 
 
 @cache
-def _entry_points() -> dict[str, EntryPoint]:
-    """The group's entry points by name; of equal names kvzip's own wins: no package can shadow a built-in codec."""
-    points = sorted(entry_points(group=GROUP), key=lambda point: point.value.startswith("kvzip."))
-    return {point.name: point for point in points}
+def _installed() -> dict[str, EntryPoint]:
+    """Other packages' codecs by name."""
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def register_codec(cls: CodecClass) -> CodecClass:
@@ -41,14 +58,14 @@ def register_codec(cls: CodecClass) -> CodecClass:
 
 def available_codecs() -> list[str]:
     """The names that :func:`get_codec` knows, sorted, without importing any codec."""
-    return sorted({*_registered, *_entry_points()})
+    return sorted({*_registered, *BUILT_IN, *_installed()})
 
 
 def codec_class(name: str) -> type[Codec]:
     """The class registered as ``name``. Raises ``UsageError`` with the nearest name when there is none."""
     if name in _registered:
         return _registered[name]
-    point = _entry_points().get(name)
+    point = BUILT_IN.get(name) or _installed().get(name)
     if point is None:
         hint = suggest(name, available_codecs())
         raise UsageError(

@@ -60,7 +60,7 @@ class Codec(ABC):
     """A compression method with its parameters. Subclasses are small; the work is in kernels.
 
     A subclass sets ``name``, takes its parameters as keyword arguments of ``__init__``, gives them back in
-    :meth:`config`, and stands in the entry-point group ``kvzip.codecs``. See ``docs/adding-a-codec.md``.
+    :meth:`config`, and stands in the registry, ``kvzip/codecs/__init__.py``. See ``docs/adding-a-codec.md``.
     """
 
     name: ClassVar[str]

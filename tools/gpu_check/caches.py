@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
 from kvzip.cache import Block, Plane, blocks_of
-from kvzip.codecs import available_codecs, get_codec, register_codec
+from kvzip.codecs import available_codecs, get_codec
 from kvzip.codecs.base import Batch, Codec
 from kvzip.devices.base import Array, Device
 from kvzip.errors import UnsupportedError, UsageError
@@ -120,16 +118,7 @@ def _read(path: Path) -> Case:
 
 
 def codec_specs() -> list[str]:
-    """Every codec with its defaults and with :data:`OPTIONS`; those that need a profile or a package are left out.
-
-    A checkout that is not installed has no entry points: then pyproject.toml tells.
-    """
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for name, target in project["entry-points"]["kvzip.codecs"].items():
-        module, _, attribute = target.partition(":")
-        path = ROOT / module.replace(".", "/")
-        if name not in available_codecs() and (path.is_dir() or path.with_suffix(".py").exists()):
-            register_codec(getattr(import_module(module), attribute))
+    """Every codec with its defaults and with :data:`OPTIONS`; those that need a profile or a package are left out."""
     specs = []
     for name in available_codecs():
         try:
