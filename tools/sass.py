@@ -8,9 +8,12 @@ import shutil
 import site
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+Through = Sequence[tuple[str, int]]
+"""Patterns, and how many instructions have to match each."""
 
 _SECTION = re.compile(r"^\.text\.(\w+):$", re.MULTILINE)
 _LABEL = re.compile(r"^(\.L_x_\d+):$")
@@ -29,10 +32,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Loop:
-    """A loop: the instructions in all of it, those on its shortest way through a marker, the number of markers."""
+    """A loop: the instructions in all of it, those on the way that was asked for, the number of markers."""
 
     instructions: int
-    shortest: int
+    way: int
     markers: int
 
 
@@ -47,23 +50,54 @@ def disassemble(cubin: bytes) -> dict[str, list[Block]]:
     return {match[1]: _blocks(text[match.end() : end]) for match, end in zip(starts, ends, strict=True)}
 
 
-def hot_loop(blocks: list[Block], marker: str, at_least: int = 1) -> Loop | None:
-    """The smallest loop in which ``at_least`` so many instructions match ``marker``."""
+def hot_loop(blocks: list[Block], marker: str, at_least: int = 1, through: Through = ()) -> Loop | None:
+    """The smallest loop in which ``at_least`` so many instructions match ``marker``.
+
+    Args:
+        through: what a turn cannot do without: patterns, and how many instructions on its way match each. By default
+            one marker; the way is the shortest one.
+    """
     pattern, found = re.compile(marker), []
     # What only a warp that has come apart runs (behind BRA.DIV) is left out.
     for tail in sorted(_distances(blocks, 0, set(range(len(blocks))))):
         for head in blocks[tail].follows:
             if head <= tail:
-                inside = _natural_loop(blocks, head, tail)
-                marked = [n for n in inside for line in blocks[n].instructions if pattern.search(line)]
-                if len(marked) >= at_least:
+                around = _natural_loop(blocks, head, tail)
+                inside = set(_distances(blocks, head, around))
+                marked = sum(bool(pattern.search(line)) for n in inside for line in blocks[n].instructions)
+                if marked >= at_least:
                     found.append((sum(len(blocks[n].instructions) for n in inside), head, tail, inside, marked))
     if not found:
         return None
     total, head, tail, inside, marked = min(found, key=lambda loop: loop[0])
-    there, back = _distances(blocks, head, inside), _distances(_reversed(blocks), tail, inside)
-    ways = [there[n] + back[n] - len(blocks[n].instructions) for n in marked if n in there and n in back]
-    return Loop(total, min(ways, default=total), len(marked))
+    return Loop(total, _shortest_way(blocks, head, tail, inside, through or ((marker, 1),)), marked)
+
+
+def _shortest_way(blocks: list[Block], head: int, tail: int, inside: set[int], through: Through) -> int:
+    """The fewest instructions of a turn that passes so many of each pattern. Raises ``ValueError`` if there is none."""
+    passed = {
+        n: tuple(sum(bool(re.search(pattern, line)) for line in blocks[n].instructions) for pattern, _ in through)
+        for n in inside
+    }
+
+    def onwards(counts: tuple[int, ...], number: int) -> tuple[int, ...]:
+        return tuple(min(c + p, most) for c, p, (_, most) in zip(counts, passed[number], through, strict=True))
+
+    enough = tuple(most for _, most in through)
+    queue = [(len(blocks[head].instructions), head, onwards((0,) * len(through), head))]
+    seen = set()
+    while queue:
+        distance, number, counts = heapq.heappop(queue)
+        if (number, counts) in seen:
+            continue
+        seen.add((number, counts))
+        if number == tail and counts == enough:
+            return distance
+        for follower in blocks[number].follows:
+            if follower in inside and follower != head:
+                step = distance + len(blocks[follower].instructions), follower, onwards(counts, follower)
+                heapq.heappush(queue, step)
+    raise ValueError(f"no way through the loop passes {through}")
 
 
 def _blocks(text: str) -> list[Block]:
@@ -109,7 +143,7 @@ def _reversed(blocks: list[Block]) -> list[Block]:
 
 
 def _distances(blocks: list[Block], start: int, inside: set[int]) -> dict[int, int]:
-    """Instructions from ``start`` to the end of each block inside, both included."""
+    """Instructions from ``start`` to the end of each block inside that can be reached, both included."""
     found: dict[int, int] = {}
     queue = [(len(blocks[start].instructions), start)]
     while queue:
