@@ -91,6 +91,16 @@ class Stream:
             Stream.pending.pop(0)()
 
 
+class Event:
+    """A moment in the order of the work."""
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        Stream.synchronize()
+
+
 class ndarray:  # noqa: N801  (CuPy's name)
     """A numpy array in device memory."""
 
@@ -271,6 +281,7 @@ class _Cuda(SimpleNamespace):
     """The namespace ``cupy.cuda``."""
 
     Stream = Stream
+    Event = Event
     MemoryPool = MemoryPool
     memory = SimpleNamespace(OutOfMemoryError=OutOfMemoryError)
     driver = SimpleNamespace(CUDADriverError=CUDADriverError)
