@@ -1,6 +1,6 @@
 # The two commands of the README (demo, test) and the developers' habits. `make setup` fetches what the others need into .venv.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint check fmt bench results fuzz gpu-check arm-check wheels clean
+.PHONY: help setup demo test lint check fmt bench results fuzz gpu-check gpu-kernels arm-check wheels clean
 
 # The first of these that is a Python 3.11 or newer; PYTHON=... chooses another.
 PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; do \
@@ -55,7 +55,10 @@ results: setup ## Measure all codecs on real caches and write docs/results.md.
 	$(EVAL_PYTHON) -m benchmarks.results $(CACHES) $(if $(MODEL),--model $(MODEL))
 
 gpu-check: ## On a machine with a GPU and CuPy: equal bytes, damaged input, speed. Nothing is installed or fetched.
-	$(GPU_PYTHON) -m tools.gpu_check
+	@$(GPU_PYTHON) -m tools.gpu_check
+
+gpu-kernels: setup ## The CPU kernels for gpu-check on a machine without a compiler: copy kvzip/_native there.
+	$(BIN)/python -c 'from kvzip.devices import build; [build.ensure_library(level) for level in build.Target.host().levels]'
 
 arm-check: setup ## The aarch64 wheel under qemu-user: the codecs' tests, and the same bytes as here. Debian.
 	$(BIN)/python -m tools.arm_check

@@ -1,13 +1,26 @@
-"""A cuda device whose every array is an allocation of its own, so that a memory checker sees each end."""
+"""Damaged sections once more, under compute-sanitizer, which sees what is read or written beyond an allocation."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from kvzip.devices.cuda import Cuda
+from tools.gpu_check import equality
+from tools.gpu_check.check import Check
 
 
-class Unpooled(Cuda):
-    def _allocate(self, nbytes: int) -> Any:
-        memory = self.xp.cuda.memory
+def memcheck(check: Check) -> None:
+    """Fewer trials, on a GPU whose every array is an allocation of its own."""
+    check.quick = True
+    unpool(check.gpu)
+    equality.hostile(check)
+
+
+def unpool(gpu: Cuda) -> None:
+    """Let a device allocate without its pool from now on."""
+    memory = gpu.xp.cuda.memory
+
+    def allocate(nbytes: int) -> Any:
         return memory.MemoryPointer(memory.Memory(nbytes), 0)
+
+    gpu._allocate = allocate  # type: ignore[method-assign]
