@@ -156,7 +156,7 @@ def test_a_copy_from_pinned_memory_is_done_when_results_are_there(gpu: Cuda) -> 
     gpu.synchronize()
     buffer[:] = 4
     assert (gpu.to_host(there) == 3).all()
-    assert fake_cupy._is_pinned(buffer) and not fake_cupy._is_pinned(gpu.host_buffer(100))
+    assert fake_cupy.is_pinned(buffer) and not fake_cupy.is_pinned(gpu.host_buffer(100))
 
 
 def test_memory_that_cannot_be_pinned_is_other_memory(gpu: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,10 +215,10 @@ def test_kernels_that_do_not_compile_are_an_error(gpu: Cuda, monkeypatch: pytest
 def test_a_fault_is_an_error_of_ours(gpu: Cuda, monkeypatch: pytest.MonkeyPatch) -> None:
     """Promise: what the driver throws, later and anywhere, ends in one message."""
 
-    def fail() -> None:
+    def fail(stream: fake_cupy.Stream) -> None:
         raise fake_cupy.CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access was encountered")
 
-    monkeypatch.setattr(fake_cupy.Stream, "synchronize", staticmethod(fail))
+    monkeypatch.setattr(fake_cupy.Stream, "synchronize", fail)
     with pytest.raises(KvzipError, match=r"cuda:0.* failed: cudaErrorIllegalAddress") as error:
         gpu.synchronize()
     assert error.value.code == "cuda-fault"

@@ -69,8 +69,9 @@ def _room(gpu: Cuda, nbytes: int) -> Iterator[None]:
     gpu.use_less(gpu.batch_bytes)
     gpu.batch_bytes = 1 << 26
     gpu.synchronize()
+    gpu._pool.free_all_blocks()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fake_cupy.MemoryPool, "total", fake_cupy.MemoryPool.used() + nbytes)
+        patch.setattr(fake_cupy.MemoryPool, "total", fake_cupy.MemoryPool.held() + nbytes)
         yield
 
 

@@ -7,8 +7,9 @@ alignment and the other threads' accesses; every warp operation for lanes that d
   knows the launch's own buffers;
 - ``ptx.py`` translates PTX to C++ on ``ptx.h``.
 
-``devices.py`` makes test devices of both, and one of the cuda device itself, with ``fake_cupy.py`` under it.
+``devices.py`` makes test devices of both, and one of the cuda device itself, with ``fake_cupy.py`` under it, whose work
+is done in any order that ``fake_streams.py`` allows.
 
-What it cannot show: speed, caches, what threads of different blocks may see of each other's writes, and the hardware's
-own mistakes. Warp operations take full masks, blocks and grids have one dimension.
+What it cannot show: speed, caches, which copies share an engine, what threads of different blocks may see of each
+other's writes, and the hardware's own mistakes. Warp operations take full masks, blocks and grids have one dimension.
 """

@@ -1,104 +1,39 @@
 """What ``kvzip.devices.cuda`` uses of CuPy, without a GPU: device memory that is the host's, kernels that are emulated.
 
 Stricter than a GPU where that finds mistakes: host and device arrays do not mix; memory begins as garbage, and kernels
-may touch no memory but what is allocated; what is asynchronous there runs as late as it may here, when somebody waits.
+may touch no memory but what is allocated; what is asynchronous there runs in any order that ``fake_streams`` allows.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-import weakref
+import threading
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from kvzip.devices.build import BuildError
 from kvzip.devices.cuda_compile import CompileError
-from tests.emulator import building
+from tests.emulator import building, fake_streams
+from tests.emulator.fake_streams import (
+    CUDARuntimeError,
+    Event,
+    Memory,
+    MemoryPool,
+    OutOfMemoryError,
+    Stream,
+    current_stream,
+    is_pinned,
+)
 from tests.emulator.module import Buffer, Module
-
-GARBAGE = 0xA5
-ALIGNMENT = 512
-
-
-class OutOfMemoryError(MemoryError):
-    pass
-
-
-class CUDARuntimeError(RuntimeError):
-    pass
 
 
 class CUDADriverError(RuntimeError):
     pass
-
-
-class Memory:
-    """A piece of device memory."""
-
-    alive: ClassVar[weakref.WeakSet[Memory]] = weakref.WeakSet()
-
-    def __init__(self, nbytes: int) -> None:
-        room = np.full(nbytes + ALIGNMENT, GARBAGE, np.uint8)
-        start = -room.ctypes.data % ALIGNMENT
-        self.bytes = room[start : start + nbytes]
-        Memory.alive.add(self)
-
-    @property
-    def address(self) -> int:
-        return self.bytes.ctypes.data
-
-
-class PinnedMemory(bytearray):
-    """Host memory that the device reads when it comes to it, not when it is told to."""
-
-
-class MemoryPool:
-    """Hands out memory as long as the device, of ``total`` bytes, has some."""
-
-    total = 1 << 30
-
-    def malloc(self, nbytes: int) -> Memory:
-        if self.used() + nbytes > MemoryPool.total:
-            Stream.synchronize()  # what was freed behind work that was still to be done
-        if self.used() + nbytes > MemoryPool.total:
-            raise OutOfMemoryError(f"{nbytes} bytes of {MemoryPool.total}")
-        return Memory(nbytes)
-
-    @staticmethod
-    def used() -> int:
-        return sum(memory.bytes.nbytes for memory in Memory.alive)
-
-
-class Stream:
-    """Work that is done when somebody waits for it. Blocking streams keep one order with the default one: one list."""
-
-    pending: ClassVar[list[Callable[[], None]]] = []
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        pass
-
-    @staticmethod
-    def synchronize() -> None:
-        while Stream.pending:
-            Stream.pending.pop(0)()
-
-
-class Event:
-    """A moment in the order of the work."""
-
-    def record(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        Stream.synchronize()
 
 
 class ndarray:  # noqa: N801  (CuPy's name)
@@ -106,8 +41,17 @@ class ndarray:  # noqa: N801  (CuPy's name)
 
     __array_priority__ = 1000
 
-    def __init__(self, memory: Memory, here: np.ndarray) -> None:
-        self._memory, self._here = memory, here
+    def __init__(self, shape: tuple[int, ...], dtype: Any = np.float64, memptr: Memory | None = None) -> None:
+        dtype = np.dtype(dtype)
+        nbytes = int(np.prod(shape)) * dtype.itemsize
+        self._memory = cuda.allocator(nbytes) if memptr is None else memptr
+        self._here = self._memory.bytes[:nbytes].view(dtype).reshape(shape)
+
+    @classmethod
+    def _view(cls, memory: Memory, here: np.ndarray) -> ndarray:
+        view = cls.__new__(cls)
+        view._memory, view._here = memory, here
+        return view
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._here, name)
@@ -133,22 +77,29 @@ class ndarray:  # noqa: N801  (CuPy's name)
     def __dlpack_device__(self) -> tuple[int, int]:
         return (2, 0)
 
-    def set(self, host: np.ndarray) -> None:
-        assert (host.shape, host.dtype) == (self.shape, self.dtype)
-        source = host if _is_pinned(host) else host.copy()
-        Stream.pending.append(lambda: self._here.__setitem__(..., source))
+    def set(self, arr: np.ndarray, stream: Stream | None = None) -> None:
+        assert (arr.shape, arr.dtype) == (self.shape, self.dtype)
+        source, target = fake_streams.as_device_sees(arr), self._here
+        (stream or current_stream()).add(lambda: target.__setitem__(..., source))
 
-    def get(self, out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
-        target = np.empty_like(self._here) if out is None else out
-        assert (target.shape, target.dtype) == (self.shape, self.dtype)
-        Stream.pending.append(lambda: target.__setitem__(..., self._here))
-        if blocking or not _is_pinned(target):
-            Stream.synchronize()
-        return target
+    def get(
+        self, stream: Stream | None = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True
+    ) -> np.ndarray:
+        result = np.empty_like(self._here) if out is None else out
+        assert (result.shape, result.dtype) == (self.shape, self.dtype)
+        stream, source = stream or current_stream(), self._here
+        target = fake_streams.as_device_sees(result) if is_pinned(result) else result
+        stream.add(lambda: target.__setitem__(..., source))
+        if blocking or not is_pinned(result):
+            stream.synchronize()
+        return result
 
 
-_LAZY = (np.ndarray.view, np.ndarray.reshape, np.ndarray.transpose, np.ndarray.__getitem__)
+_LAZY = (np.ndarray.view, np.ndarray.reshape, np.ndarray.transpose, np.ndarray.__getitem__, np.ascontiguousarray)
 """They need not wait for what an array will hold, unless they have to copy it."""
+
+_LATER = (np.ndarray.__setitem__, np.ndarray.fill)
+"""They give nothing back, and are done when the stream comes to them."""
 
 
 def _applied(function: Callable[..., Any], *first: Any) -> Callable[..., Any]:
@@ -162,7 +113,10 @@ def _applied(function: Callable[..., Any], *first: Any) -> Callable[..., Any]:
             view = _as_view(function(*arguments, **options), sources)
             if view is not None:
                 return view
-        Stream.synchronize()
+        if function in _LATER:
+            current_stream().add(lambda: function(*arguments, **options))
+            return None
+        current_stream().synchronize()
         result = function(*arguments, **options)
         if not isinstance(result, np.ndarray | np.generic):
             return result
@@ -175,7 +129,7 @@ def _applied(function: Callable[..., Any], *first: Any) -> Callable[..., Any]:
 def _as_view(result: Any, sources: list[ndarray]) -> ndarray | None:
     for source in sources:
         if isinstance(result, np.ndarray) and (not result.size or np.may_share_memory(result, source._memory.bytes)):
-            return ndarray(source._memory, result)
+            return ndarray._view(source._memory, result)
     return None
 
 
@@ -219,27 +173,17 @@ def _here(argument: Any, sources: list[ndarray]) -> Any:
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = np.float64) -> ndarray:
-    dtype = np.dtype(dtype)
-    nbytes = int(np.prod(shape)) * dtype.itemsize
-    memory = cuda.allocator(max(nbytes, 1))
-    return ndarray(memory, memory.bytes[:nbytes].view(dtype).reshape(shape))
+    return ndarray(shape if isinstance(shape, tuple) else (shape,), dtype)
 
 
 def _copied(host: np.ndarray) -> ndarray:
     array = empty(host.shape, host.dtype)
-    array._here[...] = host
+    array.set(host)
     return array
 
 
 def asarray(array: Any) -> ndarray:
     return array if isinstance(array, ndarray) else _copied(np.asarray(array))
-
-
-def _is_pinned(array: np.ndarray) -> bool:
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    return isinstance(base.obj if isinstance(base, memoryview) else base, PinnedMemory)
 
 
 class RawModule:
@@ -251,14 +195,14 @@ class RawModule:
     def get_function(self, name: str) -> Callable[..., None]:
         def launch(grid: tuple[int], block: tuple[int], arguments: tuple[Any, ...]) -> None:
             values = [np.uint64(x.data.ptr) if isinstance(x, ndarray) else x for x in arguments]
-            # Memory that is freed before the kernel runs is not given away before it has run.
-            memory = list(Memory.alive)
+            # What is allocated now; freed meanwhile, it may be others' by then, but it is still there.
+            rooms = [memory.bytes for memory in list(Memory.alive)]
 
             def run() -> None:
-                buffers = [Buffer(one.address, one.address + one.bytes.nbytes, True) for one in memory]
+                buffers = [Buffer(room.ctypes.data, room.ctypes.data + room.nbytes, True) for room in rooms]
                 _module(self.code).launch(name, *grid, *block, values, buffers)
 
-            Stream.pending.append(run)
+            current_stream().add(run)
 
         return launch
 
@@ -277,7 +221,7 @@ def _module(code: str) -> Module:
     return Module(building.from_cuda(code, "raw-module"))
 
 
-class _Cuda(SimpleNamespace):
+class _Cuda:
     """The namespace ``cupy.cuda``."""
 
     Stream = Stream
@@ -290,25 +234,25 @@ class _Cuda(SimpleNamespace):
         getDeviceCount=lambda: 1,
         runtimeGetVersion=lambda: 13000,
         getDeviceProperties=lambda index: {"name": b"Emulated GPU"},
-        memGetInfo=lambda: (MemoryPool.total - sum(one.bytes.nbytes for one in Memory.alive), MemoryPool.total),
+        memGetInfo=lambda: (MemoryPool.total - MemoryPool.used(), MemoryPool.total),
     )
     pinned_limit = 1 << 30
 
-    def __init__(self) -> None:
-        super().__init__(allocator=MemoryPool().malloc)
+    @property
+    def allocator(self) -> Callable[[int], Memory]:
+        """Of this thread."""
+        return getattr(_local, "allocator", _default_allocator)
 
     @contextlib.contextmanager
     def using_allocator(self, allocator: Callable[[int], Memory]) -> Iterator[None]:
-        before, self.allocator = self.allocator, allocator
+        before, _local.allocator = self.allocator, allocator
         try:
             yield
         finally:
-            self.allocator = before
+            _local.allocator = before
 
-    def alloc_pinned_memory(self, nbytes: int) -> PinnedMemory:
-        if nbytes > self.pinned_limit:
-            raise CUDARuntimeError("cudaErrorMemoryAllocation")
-        return PinnedMemory(bytes([GARBAGE]) * nbytes)
+    def alloc_pinned_memory(self, nbytes: int) -> Any:
+        return fake_streams.alloc_pinned_memory(nbytes, self.pinned_limit)
 
     @staticmethod
     def Device(index: int) -> contextlib.AbstractContextManager[None]:  # noqa: N802  (CuPy's name)
@@ -316,6 +260,8 @@ class _Cuda(SimpleNamespace):
         return contextlib.nullcontext()
 
 
+_local = threading.local()
+_default_allocator = MemoryPool().malloc
 cuda = _Cuda()
 
 
