@@ -61,6 +61,25 @@ def test_a_reader_stuck_in_a_pipe_does_not_hold_back_an_error() -> None:
     release.set()
 
 
+def test_an_item_is_prepared_and_the_one_after_it_before_it_is_coded() -> None:
+    """The one after it as far as it has been read: the coding stage does not wait for that."""
+    log: list[str] = []
+    all_read = threading.Event()
+
+    def read(pool: BufferPool) -> Iterator[int]:
+        yield from range(3)
+        all_read.set()
+
+    def code(item: int) -> None:
+        all_read.wait(30)
+        log.append(f"code {item}")
+
+    run_stages(read, code, lambda pool, item: None, budget=1, prepare=lambda item: log.append(f"prepare {item}"))
+    assert log[0] == "prepare 0" and log[-6:] == [
+        "code 0", "prepare 1", "prepare 2", "code 1", "prepare 2", "code 2",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("stage", ["read", "code"])
 def test_memory_that_ran_out_is_a_limit_error(stage: str) -> None:
     def read(pool: BufferPool) -> Iterator[int]:

@@ -15,6 +15,9 @@ import numpy as np
 Array = Any
 """A numpy array on the CPU, a cupy array on a GPU."""
 
+Arrival = Callable[[], list[Any]]
+"""A copy that is under way. Called, once, it gives the copied arrays to whoever may use them then."""
+
 SECTION_PADDING = 128
 """Readable bytes behind the last section of a block: coders look ahead."""
 
@@ -67,13 +70,31 @@ class Device(ABC):
         Without ``out`` there is no copy on the CPU. Waits for what was launched before.
         """
 
+    def begin_upload(self, arrays: Sequence[Any]) -> Arrival:
+        """Begin to bring byte arrays here by one copy, while kernels run that were launched before.
+
+        What it returns gives them to kernels that are launched after its call. Each starts at a multiple of 8 bytes,
+        SECTION_PADDING follows the last. The sources must stay as they are until results that depend on them are on
+        the host. Takes no memory that other work needs: then the copy begins when it is asked for.
+        """
+        return lambda: [self.to_device(array) for array in arrays]
+
+    def begin_download(self, arrays: Sequence[Array], out: Sequence[np.ndarray] | None = None) -> Arrival:
+        """Begin to bring arrays to the host, in ``out`` if that is given as for :meth:`to_host`, when they are done.
+
+        Kernels that are launched later run meanwhile, and must not write to them. What it returns waits for the copy,
+        in whichever thread it is called.
+        """
+        hosts = [self.to_host(array, None if out is None else out[at]) for at, array in enumerate(arrays)]
+        return lambda: hosts
+
     def to_device_all(self, arrays: Sequence[Any]) -> list[Array]:
         """Many byte arrays by one copy; each starts at a multiple of 8 bytes, SECTION_PADDING follows the last."""
-        return [self.to_device(array) for array in arrays]
+        return self.begin_upload(arrays)()
 
     def to_host_all(self, arrays: Sequence[Array]) -> list[Any]:
         """Many arrays, waiting once."""
-        return [self.to_host(array) for array in arrays]
+        return self.begin_download(arrays)()
 
     def synchronize(self) -> None:  # noqa: B027  (most devices have nothing to wait for)
         """Wait until everything that was launched has run."""

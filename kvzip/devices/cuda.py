@@ -1,7 +1,8 @@
-"""A GPU as a device: the same kernels compiled by NVRTC through CuPy, CuPy's arrays, one stream.
+"""A GPU as a device: the same kernels compiled by NVRTC through CuPy, CuPy's arrays, a stream and two lanes of copies.
 
-A launch returns before the kernel has run. What is launched, copied and allocated here is in the order of one stream,
-so memory may be freed and used again while kernels are still at work; :meth:`Cuda.to_host` waits.
+A launch returns before the kernel has run. What is launched and allocated here is in the order of one stream, so memory
+may be freed and used again while kernels are still at work; :meth:`Cuda.to_host` waits. The uploads and downloads of
+:mod:`kvzip.devices.cuda_copies` run beside it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
 from kvzip.devices import cuda_source
-from kvzip.devices.base import OUT_OF_DEVICE_MEMORY, SECTION_PADDING, Array, Device
+from kvzip.devices.base import OUT_OF_DEVICE_MEMORY, SECTION_PADDING, Array, Arrival, Device
 from kvzip.devices.cuda_compile import CompileError, compiled
+from kvzip.devices.cuda_copies import Lane, Prefetched
 from kvzip.devices.cuda_setup import NoGpuError, open_cupy
 from kvzip.errors import KvzipError, LimitError, UnsupportedError
 
@@ -50,11 +53,14 @@ class Cuda(Device):
         with self._gpu:
             # A blocking stream: what a caller does on CuPy's default stream meanwhile stays in order with it.
             self._stream = self._cupy.cuda.Stream()
+            self._up, self._down = Lane(self._cupy, self._stream), Lane(self._cupy, self._stream)
             properties = self._cupy.cuda.runtime.getDeviceProperties(index)
             free, self.memory = self._cupy.cuda.runtime.memGetInfo()
         self._model = properties["name"].decode()
         self.batch_bytes = min(BATCH_BYTES, max(free // 16, 1 << 20))
         self._pool = self._cupy.cuda.MemoryPool()
+        self._prefetched: WeakSet[Prefetched] = WeakSet()
+        self._lock = threading.Lock()
         self._active = threading.local()
         self._modules: dict[str, Any] = {}
         self._kernels: dict[str, Any] = {}
@@ -98,13 +104,15 @@ class Cuda(Device):
 
     def synchronize(self) -> None:
         with self.activate():
+            self._up.finish()
+            self._down.finish()
             self._stream.synchronize()
 
     def to_device(self, array: Any) -> Array:
         """An array of this device: a copy of a numpy array; the bits of a CuPy array or torch tensor, where they are.
 
-        A copy from pinned memory (:meth:`host_buffer`) may still be under way: change the source only after the next
-        :meth:`to_host` or :meth:`synchronize`.
+        A copy from pinned memory (:meth:`host_buffer`) may still be under way: keep the source and do not change it
+        before the next :meth:`to_host` or :meth:`synchronize`.
         """
         with self.activate():
             if isinstance(array, self._cupy.ndarray) or _on_a_gpu(array):
@@ -115,41 +123,97 @@ class Cuda(Device):
                 device.set(host)
             return device
 
-    def to_device_all(self, arrays: Sequence[Any]) -> list[Array]:
-        hosts = [np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in arrays]
+    def begin_upload(self, arrays: Sequence[Any]) -> Arrival:
+        with self.activate():
+            if any(isinstance(array, self._cupy.ndarray) or _on_a_gpu(array) for array in arrays):
+                here = [self.to_device(array) for array in arrays]
+                return lambda: here
+            packed, places = self._in_one_piece([_as_bytes(array) for array in arrays])
+            prefetched = self._prefetch(packed)
+
+        def arrive() -> list[Array]:
+            with self.activate():
+                array = prefetched.take(self._stream) if prefetched else None
+                if array is None:
+                    array = self._empty(packed.nbytes)
+                    self._stream.wait_event(self._send(packed, array))
+                return [array[place] for place in places]
+
+        return arrive
+
+    def _prefetch(self, packed: np.ndarray) -> Prefetched | None:
+        """A copy in memory that nothing else wants."""
+        self._up.tidy()
+        try:
+            memory = self._pool.malloc(packed.nbytes + SECTION_PADDING)
+        except self._cupy.cuda.memory.OutOfMemoryError:
+            return None
+        array = self._cupy.ndarray((packed.nbytes,), np.uint8, memory)
+        prefetched = Prefetched(array, self._send(packed, array))
+        with self._lock:
+            self._prefetched.add(prefetched)
+        return prefetched
+
+    def _send(self, packed: np.ndarray, array: Array) -> Any:
+        """Begin a copy to the device; returns the event of its end."""
+
+        def copy(stream: Any) -> None:
+            if packed.nbytes:
+                array.set(packed, stream)
+
+        return self._up.begin(copy, packed, array)
+
+    def _in_one_piece(self, hosts: Sequence[np.ndarray]) -> tuple[np.ndarray, list[slice]]:
+        """Host memory that holds all the arrays, and where in it: what they lie in, or a copy if that is scattered."""
+        span = _span(hosts)
+        if span is not None:
+            return span
         starts = _places([host.nbytes for host in hosts])
         packed = self.host_buffer(starts[-1])
-        for host, start in zip(hosts, starts[:-1], strict=True):
-            packed[start : start + host.nbytes] = host
-        joined = self.to_device(packed)
-        # The packed copy is pinned and would be used again while it is being read.
-        self.synchronize()
-        return [joined[start : start + host.nbytes] for host, start in zip(hosts, starts[:-1], strict=True)]
+        places = [slice(start, start + host.nbytes) for start, host in zip(starts, hosts, strict=False)]
+        for host, place in zip(hosts, places, strict=True):
+            packed[place] = host
+        return packed, places
 
     def to_host(self, array: Array, out: np.ndarray | None = None) -> Any:
-        if out is not None and not out.flags.c_contiguous:
-            raise ValueError(f"cannot copy into an array that is not C-contiguous, of strides {out.strides}")
         with self.activate():
             source = self._cupy.ascontiguousarray(array)
-            if out is None:
-                out = self.host_buffer(source.nbytes).view(source.dtype).reshape(source.shape)
+            (host,) = self._room_for([source]) if out is None else [out]
+            target = _as_target(host, source)
             if source.nbytes:
-                source.get(out=_plain(out).view(source.dtype).reshape(source.shape))
-            return out
+                source.get(out=target)
+            return host
 
-    def to_host_all(self, arrays: Sequence[Array]) -> list[Any]:
+    def begin_download(self, arrays: Sequence[Array], out: Sequence[np.ndarray] | None = None) -> Arrival:
         with self.activate():
             sources = [self._cupy.ascontiguousarray(array) for array in arrays]
-            starts = _places([source.nbytes for source in sources])
-            packed = self.host_buffer(starts[-1])
-            hosts = []
-            for source, start in zip(sources, starts[:-1], strict=True):
-                host = packed[start : start + source.nbytes].view(source.dtype).reshape(source.shape)
-                if source.nbytes:
-                    source.get(out=host, blocking=False)
-                hosts.append(host)
-            self._stream.synchronize()
+            hosts = self._room_for(sources) if out is None else list(out)
+            targets = [_as_target(host, source) for host, source in zip(hosts, sources, strict=True)]
+
+            def copy(stream: Any) -> None:
+                for source, target in zip(sources, targets, strict=True):
+                    if source.nbytes:
+                        source.get(stream, out=target, blocking=False)
+
+            done = self._down.begin(copy, sources, targets)
+
+        def arrive() -> list[Any]:
+            with self.activate():
+                done.synchronize()
+                self._up.tidy()
+                self._down.tidy()
             return hosts
+
+        return arrive
+
+    def _room_for(self, sources: Sequence[Array]) -> list[np.ndarray]:
+        """Host arrays of the same shapes and dtypes, in one buffer."""
+        starts = _places([source.nbytes for source in sources])
+        packed = self.host_buffer(starts[-1])
+        return [
+            packed[start : start + source.nbytes].view(source.dtype).reshape(source.shape)
+            for start, source in zip(starts, sources, strict=False)
+        ]
 
     def host_buffer(self, nbytes: int) -> np.ndarray:
         """Pinned memory, which the GPU reads and writes by itself at the full rate of its bus; pooled."""
@@ -167,13 +231,12 @@ class Cuda(Device):
         return self._cupy.empty(nbytes + SECTION_PADDING, np.uint8)[:nbytes]
 
     def _allocate(self, nbytes: int) -> Any:
-        """From the pool, which frees what it keeps before it gives up; torch keeps what it has freed, too."""
+        """From the pool, which frees what it keeps before it gives up."""
         out_of_memory = self._cupy.cuda.memory.OutOfMemoryError
         try:
             return self._pool.malloc(nbytes)
         except out_of_memory:
-            if "torch" in sys.modules:
-                sys.modules["torch"].cuda.empty_cache()
+            self._make_room()
         try:
             return self._pool.malloc(nbytes)
         except out_of_memory as error:
@@ -183,6 +246,19 @@ class Cuda(Device):
                 "end other programs on it, use smaller blocks (--block-tokens), or --device cpu",
                 code=OUT_OF_DEVICE_MEMORY,
             ) from error
+
+    def _make_room(self) -> None:
+        """Free what can be had again or is soon done with: what was brought ahead, what waits for the bus.
+
+        torch keeps what it has freed, too.
+        """
+        with self._lock:
+            for prefetched in self._prefetched:
+                prefetched.give_up()
+        self._up.finish()
+        self._down.finish()
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
 
     def _adopt(self, array: Any) -> Array:
         if type(array).__module__.partition(".")[0] == "torch":
@@ -240,6 +316,45 @@ def _plain(array: np.ndarray) -> np.ndarray:
     if array.dtype.names:
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return array if array.dtype.isbuiltin == 1 else array.view(f"u{array.itemsize}")
+
+
+def _as_bytes(array: Any) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _as_target(out: np.ndarray, source: Array) -> np.ndarray:
+    """Host memory as what an array of the device can be copied to."""
+    if not out.flags.c_contiguous:
+        raise ValueError(f"cannot copy into an array that is not C-contiguous, of strides {out.strides}")
+    target: np.ndarray = _plain(out).view(source.dtype).reshape(source.shape)
+    return target
+
+
+def _span(hosts: Sequence[np.ndarray]) -> tuple[np.ndarray, list[slice]] | None:
+    """Where in one buffer all these byte arrays lie, and the piece of it from the first to the last; None if it is not
+    one, or if much of it is something else.
+    """
+    owners = [_owner(host) for host in hosts]
+    if not owners or any(owner is not owners[0] for owner in owners) or not owners[0].flags.c_contiguous:
+        return None
+    origin = _address(owners[0])
+    starts = np.array([_address(host) - origin for host in hosts])
+    ends = starts + [host.nbytes for host in hosts]
+    first, last = int(starts.min()), int(ends.max())
+    if ((starts - first) % 8).any() or last - first > 2 * sum(host.nbytes for host in hosts):
+        return None
+    places = [slice(start, end) for start, end in zip((starts - first).tolist(), (ends - first).tolist(), strict=True)]
+    return owners[0].reshape(-1).view(np.uint8)[first:last], places
+
+
+def _owner(array: np.ndarray) -> np.ndarray:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    return array
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 def _on_a_gpu(array: Any) -> bool:

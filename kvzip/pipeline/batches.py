@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from kvzip.cache import Block
 from kvzip.codecs.base import Batch, Codec, Encoded
 from kvzip.container import Frame
-from kvzip.devices.base import Array, Device
+from kvzip.devices.base import Array, Arrival, Device
 from kvzip.pipeline.assignment import Assignment
 from kvzip.pipeline.window import Piece, Window, stored_dtype
 
@@ -31,10 +31,14 @@ class Coded(NamedTuple):
     encoded: Encoded
 
 
-def encode_blocks(blocks: Sequence[Block], window: Window, assignment: Assignment, device: Device) -> list[Coded]:
-    """Encode blocks of an uploaded window; results in the order of ``blocks``, sections on the host."""
+def encode_blocks(
+    blocks: Sequence[Block], window: Window, assignment: Assignment, device: Device
+) -> Callable[[], list[Coded]]:
+    """Encode blocks of an uploaded window. What it returns gives the results, in the order of ``blocks``: it waits for
+    their sections to be on the host.
+    """
     codecs = [assignment.ids[block.planes[0].index] for block in blocks]
-    done: dict[int, Coded] = {}
+    under_way: list[tuple[list[int], int, list[Encoded], Arrival]] = []
     for members in _alike(blocks, codecs):
         batch = Batch([blocks[number] for number in members])
         for block in batch.blocks:
@@ -43,15 +47,38 @@ def encode_blocks(blocks: Sequence[Block], window: Window, assignment: Assignmen
                 batch.arrays.append(array)
         codec = codecs[members[0]]
         results = assignment.codecs[codec].encode(batch, device)
-        on_host = iter(device.to_host_all([section for encoded in results for section in encoded.sections.values()]))
-        for number, encoded in zip(members, results, strict=True):
-            encoded.sections = {tag: next(on_host) for tag in encoded.sections}
-            done[number] = Coded(blocks[number], codec, encoded)
-    return [done[number] for number in range(len(blocks))]
+        arrival = device.begin_download([section for encoded in results for section in encoded.sections.values()])
+        for encoded in results:
+            encoded.sections = dict.fromkeys(encoded.sections)  # what is on its way is not to be kept here, too
+        under_way.append((members, codec, results, arrival))
+
+    def arrive() -> list[Coded]:
+        done: dict[int, Coded] = {}
+        for members, codec, results, arrival in under_way:
+            on_host = iter(arrival())
+            for number, encoded in zip(members, results, strict=True):
+                encoded.sections = {tag: next(on_host) for tag in encoded.sections}
+                done[number] = Coded(blocks[number], codec, encoded)
+        return [done[number] for number in range(len(blocks))]
+
+    return arrive
+
+
+def load_frames(frames: Sequence[Frame], device: Device) -> Callable[[], list[Frame]]:
+    """Begin to bring the sections of frames to the device. What it returns gives frames that have them there."""
+    arrival = device.begin_upload([section for frame in frames for section in frame.sections.values()])
+
+    def arrive() -> list[Frame]:
+        on_device = iter(arrival())
+        return [frame._replace(sections={tag: next(on_device) for tag in frame.sections}) for frame in frames]
+
+    return arrive
 
 
 def decode_frames(frames: Sequence[Frame], codecs: Codecs, pieces: Pieces, device: Device) -> None:
-    """Decode frames to where ``pieces`` says: in place where a block lies there whole, else by way of fresh memory."""
+    """Decode loaded frames to where ``pieces`` says: in place where a block lies there whole, else by way of fresh
+    memory.
+    """
     blocks = [frame.entry.block for frame in frames]
     numbers = [frame.entry.codec for frame in frames]
     for members in _alike(blocks, numbers):
@@ -66,10 +93,7 @@ def decode_frames(frames: Sequence[Frame], codecs: Codecs, pieces: Pieces, devic
                     shape = (block.tokens, plane.heads, plane.head_dim)
                     batch.arrays.append(device.xp.empty(shape, stored_dtype(plane.dtype, device)))
                     copies.append((block, batch.arrays[-1], found))
-        read = [frames[number].sections for number in members]
-        on_device = iter(device.to_device_all([section for sections in read for section in sections.values()]))
-        sections = [{tag: next(on_device) for tag in one} for one in read]
-        codecs[numbers[members[0]]].decode(batch, sections, device)
+        codecs[numbers[members[0]]].decode(batch, [frames[number].sections for number in members], device)
         for block, array, found in copies:
             for piece in found:
                 piece.array[...] = array[piece.start - block.start : piece.stop - block.start]

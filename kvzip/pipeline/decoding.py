@@ -13,7 +13,7 @@ from kvzip.cache import Plane
 from kvzip.container import Frame, StreamReader
 from kvzip.devices.base import Array, Device
 from kvzip.layouts import Origin, Restriction
-from kvzip.pipeline.batches import Pieces, decode_frames
+from kvzip.pipeline.batches import Pieces, decode_frames, load_frames
 from kvzip.pipeline.encoding import Progress, ignore
 from kvzip.pipeline.plan import Group, Unit, chunks, is_forward, plan
 from kvzip.pipeline.report import Report
@@ -58,7 +58,7 @@ def decompress(
     short = once(notice)
     groups = _groups(selection, header.group_of)
     first = {number: origin.start for number, origin in enumerate(selection.origins)}
-    frames = stored.frames(selection)
+    frames = stored.frames(selection, device.host_buffer)
 
     def units(forward: bool) -> Iterator[Unit]:
         return plan(selection.cache_map, groups, header.block_tokens, forward=forward, first=first)
@@ -72,7 +72,7 @@ def decompress(
             for found in frames.chunks(_wants(members, selection.origins, header.group_of), device.batch_bytes):
                 if step is not None:
                     yield step
-                step = Step(window, found, step is None, False, belongs)
+                step = Step(found, window, step is None, False, belongs)
             if step is not None:
                 step.last = True
                 yield step
@@ -83,9 +83,13 @@ def decompress(
         wants = _wants([unit], selection.origins, header.group_of)
         return any(want.group == group and block.start < want.stop and want.start < block.stop for want in wants)
 
+    def prepare(step: Step[Frame]) -> None:
+        step.arrival = step.arrival or load_frames(step.items, device)
+
     def decode(step: Step[Frame]) -> None:
         step.window.allot(device)
-        decode_frames(step.items, stored.codecs, _pieces(step.window, selection.origins), device)
+        loaded = (step.arrival or load_frames(step.items, device))()
+        decode_frames(loaded, stored.codecs, _pieces(step.window, selection.origins), device)
         if step.last:
             step.window.download(device)
             step.window.release()
@@ -94,7 +98,7 @@ def decompress(
         for _ in fitted(step, decode, device, short):
             pass
         report.blocks += len(step.items)
-        step.items = []
+        step.items, step.arrival = [], None
         return step
 
     def write(pool: BufferPool, step: Step[Frame]) -> None:
@@ -106,7 +110,7 @@ def decompress(
 
     spooled = spooled_sink(sink, notice) if _is_pipe(sink) and not forward else nullcontext(sink)
     with spooled as target, device.activate():
-        run_stages(read, code, write, WINDOWS * device.batch_bytes, device.host_buffer)
+        run_stages(read, code, write, WINDOWS * device.batch_bytes, device.host_buffer, prepare)
     report.totals = stored.reader.totals
     report.stored_bytes = report.totals.total
     report.seconds = time.perf_counter() - begin
@@ -129,7 +133,12 @@ def collect(
 
 
 def decode_plane(
-    stored: StoredCache, plane: int, start: int, stop: int, device: Device, out: Array | None = None
+    stored: StoredCache,
+    plane: int,
+    start: int,
+    stop: int,
+    device: Device,
+    out: Array | None = None,
 ) -> Array:
     """Tokens ``start:stop`` of the file's plane of that index, ``[tokens, heads, head_dim]``, on the device.
 
@@ -144,10 +153,11 @@ def decode_plane(
         low, high = max(low, start), min(high, stop)
         return [Piece(low, high, array[low - start : high - start])] if index == plane and low < high else []
 
-    want = Want(stored.header.group_of[plane], start, stop)
+    wants = [Want(stored.header.group_of[plane], start, stop)] if start < stop else []
+    frames = FileFrames(stored.file, stored.codecs, device.host_buffer)
     with device.activate():
-        for frames in FileFrames(stored.file, stored.codecs).chunks([want] if start < stop else [], device.batch_bytes):
-            decode_frames(frames, stored.codecs, pieces, device)
+        for some in frames.chunks(wants, device.batch_bytes):
+            decode_frames(load_frames(some, device)(), stored.codecs, pieces, device)
     return array
 
 

@@ -75,29 +75,32 @@ def compress(
             yield from steps(window, list(chunks(blocks, lambda block: block.nbytes, device.batch_bytes)), _belongs)
         opened.finish()
 
-    def encode(step: Step[Block]) -> list[Coded]:
+    def encode(step: Step[Block]) -> Callable[[], list[Coded]]:
         step.window.upload(device)
         coded = encode_blocks(step.items, step.window, assignment, device)
         if step.last:
             step.window.release()
         return coded
 
-    def code(step: Step[Block]) -> tuple[Step[Block], list[Coded]]:
-        return step, [coded for part in fitted(step, encode, device, short) for coded in part]
+    def code(step: Step[Block]) -> tuple[Step[Block], list[Callable[[], list[Coded]]]]:
+        return step, list(fitted(step, encode, device, short))
 
-    def write(pool: BufferPool, result: tuple[Step[Block], list[Coded]]) -> None:
-        step, coded = result
-        for block, codec, encoded in coded:
+    def write(pool: BufferPool, result: tuple[Step[Block], list[Callable[[], list[Coded]]]]) -> None:
+        step, parts = result
+        for block, codec, encoded in (coded for part in parts for coded in part()):
             writer.write_block(block, codec, encoded.sections)
             tally.add(block, encoded.errors)
             progress(block.nbytes)
-        report.blocks += len(coded)
+            report.blocks += 1
         if step.last:
             pool.give(step.window.buffer)
 
     spooled = nullcontext(source) if source.seekable or forward else spooled_source(source, notice)
     with spooled as opened, device.activate():
-        run_stages(read, code, write, WINDOWS * device.batch_bytes, opened.allocate or device.host_buffer)
+        run_stages(
+            read, code, write, WINDOWS * device.batch_bytes, opened.allocate or device.host_buffer,
+            prepare=lambda step: step.window.prefetch(device),
+        )  # fmt: skip
     if statistics := tally.statistics(len(cache_map.planes)):
         writer.write_statistics(statistics)
     report.totals = writer.close()

@@ -68,6 +68,11 @@ class Channel(Generic[Item]):
             self._items.append(item)
             self._run.changed.notify_all()
 
+    def peek(self) -> Item | None:
+        """The next item, if it is there; it stays."""
+        with self._run.changed:
+            return self._items[0] if self._items else None
+
     def close(self) -> None:
         with self._run.changed:
             self._closed = True
@@ -136,10 +141,12 @@ def run_stages(
     write: Callable[[BufferPool, Result], Any],
     budget: int,
     allocate: Callable[[int], Array] = empty,
+    prepare: Callable[[Item], Any] = lambda item: None,
 ) -> None:
     """Pull items from ``read``, turn each into a result with ``code``, hand it to ``write``: in order, side by side.
 
-    ``allocate`` makes the pool's buffers, uint8 arrays; at most ``budget`` bytes of them are out at once.
+    ``allocate`` makes the pool's buffers, uint8 arrays; at most ``budget`` bytes of them are out at once. ``prepare``
+    is called in the coding stage before ``code``: with its item, and with the one after it if that has been read.
 
     Raises the first error of any stage, after the others have stopped; a ``MemoryError`` becomes a ``LimitError``.
     """
@@ -160,6 +167,9 @@ def run_stages(
     reader, writer = _start(run, reading, "read"), _start(run, writing, "write")
     try:
         for item in items:
+            prepare(item)
+            if (following := items.peek()) is not None:
+                prepare(following)
             results.put(code(item))
         results.close()
     except BaseException as error:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,8 @@ from kvzip.cache import Block
 from kvzip.codecs import load_codec
 from kvzip.codecs.base import Codec
 from kvzip.container import Entry, Frame, Reader, StreamReader
+from kvzip.container.format import PADDING
+from kvzip.container.frames import frame_buffer
 from kvzip.errors import CorruptError, UnsupportedError, UsageError
 from kvzip.layouts import CacheMap, Origin, Restriction, restrict
 from kvzip.pipeline.plan import chunks
@@ -114,19 +117,22 @@ class StoredCache:
         origins = tuple(Origin(plane, 0, plane.tokens) for plane in self.cache_map.planes)
         return Restriction(self.files, self.tensors, self.cache_map, origins)
 
-    def frames(self, selection: Restriction) -> FileFrames | StreamFrames:
-        """Access to the frames of ``selection``: at random, or in the order in which they come."""
+    def frames(self, selection: Restriction, allocate: Callable[[int], np.ndarray]) -> FileFrames | StreamFrames:
+        """Access to the frames of ``selection``: at random, in memory that ``allocate`` gives, or as they come."""
         if isinstance(self.reader, StreamReader):
             return StreamFrames(self.reader, self.codecs, selection.origins)
-        return FileFrames(self.reader, self.codecs)
+        return FileFrames(self.reader, self.codecs, allocate)
 
 
 class FileFrames:
-    """Frames of a file, found by its index."""
+    """Frames of a file, found by its index, read to memory that ``allocate`` gives: uint8, 8-byte aligned."""
 
-    def __init__(self, reader: Reader, codecs: StoredCodecs) -> None:
+    def __init__(
+        self, reader: Reader, codecs: StoredCodecs, allocate: Callable[[int], np.ndarray] = frame_buffer
+    ) -> None:
         self._reader = reader
         self._codecs = codecs
+        self._allocate = allocate
 
     @cached_property
     def _order(self) -> tuple[np.ndarray, np.ndarray]:
@@ -149,9 +155,13 @@ class FileFrames:
     def chunks(self, wants: Iterable[Want], nbytes: int) -> Iterator[list[Frame]]:
         """The wanted frames, those of ``nbytes`` of blocks at a time, each checked."""
         for chunk in chunks(self.entries(wants), lambda entry: entry.block.nbytes, nbytes):
+            # One buffer, so that one copy brings it to a device.
+            runs = list(_runs(chunk))
+            ends = list(accumulate(run[-1].offset + run[-1].length - run[0].offset + PADDING for run in runs))
+            buffer = self._allocate(ends[-1])
             frames: list[Frame] = []
-            for run in _runs(chunk):
-                frames += self._reader.read_frames(run, self._codecs.bound)
+            for run, start, end in zip(runs, [0, *ends], ends, strict=False):
+                frames += self._reader.read_frames(run, self._codecs.bound, buffer[start:end])
             yield frames
 
     def finish(self) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvzip.devices.base import Array, Device
+from kvzip.devices.base import Array, Arrival, Device
 from kvzip.layouts.maps import Slab
 from kvzip.pipeline.plan import Unit
 
@@ -29,6 +29,7 @@ class Window:
     """Units that are read, coded and written together.
 
     :meth:`upload` or :meth:`allot` must come before :meth:`pieces`, and :meth:`download` after the last decoder.
+    :meth:`prefetch` begins an upload and :meth:`parts` ends a download: kernels of other windows run meanwhile.
 
     Args:
         units: what it holds, in file order.
@@ -47,17 +48,29 @@ class Window:
         self.buffer = take(end)
         self._host = self.buffer[:end]
         self._image: Array = None
+        self._upload: Arrival | None = None
+        self._downloads: list[Arrival] = []
         self._arrays: list[tuple[Slab, Array, list[Array]]] = []
         self._pieces: dict[int, list[Piece]] = {}
 
     def parts(self) -> Iterator[tuple[Slab, np.ndarray]]:
         """Each slab and its bytes on the host, in file order."""
+        while self._downloads:
+            self._downloads.pop()()
         return ((slab, self._host[place]) for slab, place in self._places)
 
+    def prefetch(self, device: Device) -> None:
+        """Begin to bring what was read into the buffer to the device. On the CPU nothing is copied."""
+        if self._image is None and self._upload is None:
+            self._upload = device.begin_upload([self._host])
+
     def upload(self, device: Device) -> None:
-        """Make what was read into the buffer available as device arrays. On the CPU nothing is copied."""
-        if self._image is None:
-            self._open(device.to_device(self._host), device)
+        """Make what was read into the buffer available as device arrays."""
+        self.prefetch(device)
+        if self._upload is not None:
+            (image,) = self._upload()
+            self._upload = None
+            self._open(image, device)
 
     def allot(self, device: Device) -> None:
         """Make room for decoders to fill: on the CPU the buffer itself, else as much memory on the device."""
@@ -65,25 +78,25 @@ class Window:
             self._open(self._host if device.xp is np else device.xp.empty(self._host.size, np.uint8), device)
 
     def download(self, device: Device) -> None:
-        """Bring what decoders filled into the buffer."""
+        """Begin to bring what decoders filled into the buffer."""
         for slab, array, views in self._arrays:
             slab.scatter(array, views)
         if device.xp is not np:
-            device.to_host(self._image, self._host)
+            self._downloads.append(device.begin_download([self._image], [self._host]))
 
     def release(self) -> None:
-        """Give up what it has on the device; the buffer stays."""
-        self._image = None
+        """Give up what it has on the device; the buffer stays, and a download goes on."""
+        self._image = self._upload = None
         self._arrays, self._pieces = [], {}
 
     def halves(self) -> list[Window]:
-        """Its units as two windows, which share its buffer."""
+        """Its units as two windows, which share its buffer: :meth:`parts` waits for their downloads, too."""
         middle = len(self.units) // 2
         start = self._places[sum(len(unit.slabs) for unit in self.units[:middle])][1].start
-        return [
-            Window(self.units[:middle], lambda nbytes: self._host[:nbytes]),
-            Window(self.units[middle:], lambda nbytes: self._host[start : start + nbytes]),
-        ]
+        one = Window(self.units[:middle], lambda nbytes: self._host[:nbytes])
+        other = Window(self.units[middle:], lambda nbytes: self._host[start : start + nbytes])
+        one._downloads = other._downloads = self._downloads
+        return [one, other]
 
     def pieces(self, plane: int, start: int, stop: int) -> list[Piece]:
         """What the window holds of tokens ``start:stop`` of the plane of index ``plane``, cut to that range."""
