@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+import kvzip
+from kvzip.bench import load, measure
 from kvzip.codecs.base import Codec
 from kvzip.codecs.cachegen import CacheGen
 from kvzip.codecs.fp8 import Fp8
@@ -21,7 +23,7 @@ from kvzip.devices.cuda import Cuda
 from kvzip.errors import LimitError
 from kvzip.layouts import map_cache
 from kvzip.pipeline import StoredCache, assign, compress, decompress
-from kvzip.tensorfile import ArraySink, open_tensors
+from kvzip.tensorfile import ArraySink, from_arrays, open_tensors
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator builds shared objects as on Linux")
 
@@ -97,6 +99,34 @@ def test_little_memory_costs_time_alone(name: str, codec: Codec, room: int) -> N
             for key, array in _restored(expected, tokens, gpu, told).items():
                 np.testing.assert_array_equal(array, whole[key])
         assert len(told) == 1
+
+
+@pytest.mark.parametrize("codec", [Fp8(), CacheGen()], ids=["fp8", "cachegen"])
+def test_a_plane_comes_in_smaller_batches(codec: Codec) -> None:
+    """Promise: ``Cache.key`` has the same numbers where there is memory for the plane and little else."""
+    gpu = cuda_on_emulator()
+    data = _compressed("a tensor for each plane", codec, gpu, [])
+    with kvzip.open(data, device=gpu) as cache:
+        expected = cache.key(1, (10, 75))
+        with _room(gpu, 20_000):
+            np.testing.assert_array_equal(cache.key(1, (10, 75)), expected)
+        assert gpu.batch_bytes < expected.nbytes
+        with _room(gpu, expected.nbytes + 2000), pytest.raises(LimitError, match="out of memory on cuda:0"):
+            cache.key(1, (10, 75))
+
+
+def test_bench_goes_on_in_smaller_batches() -> None:
+    """Promise: bench measures the same sizes and errors with too little memory for its batches, and says so once."""
+    gpu = cuda_on_emulator()
+    source = from_arrays(CACHES["a tensor for each plane"][1])
+    sample = load(source, map_cache(source, "per-layer"))
+    expected = measure(sample, CacheGen(), gpu, seconds=0)
+    told: list[str] = []
+    with _room(gpu, 17 * NBYTES // 5):
+        row = measure(sample, CacheGen(), gpu, seconds=0, notice=told.append)
+    assert told == [f"too little free memory on {gpu}: going on in smaller batches"]
+    assert gpu.batch_bytes < NBYTES
+    assert (row.totals.sections, row.errors) == (expected.totals.sections, expected.errors)
 
 
 @pytest.mark.parametrize("name", CACHES)

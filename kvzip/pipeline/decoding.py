@@ -19,7 +19,7 @@ from kvzip.pipeline.plan import Group, Unit, chunks, is_forward, plan
 from kvzip.pipeline.report import Report
 from kvzip.pipeline.spool import spooled_sink
 from kvzip.pipeline.stages import WINDOWS, BufferPool, memory_limit, run_stages
-from kvzip.pipeline.steps import Notice, Step, fitted, once
+from kvzip.pipeline.steps import Notice, Step, Work, fitted, once
 from kvzip.pipeline.stored import FileFrames, StoredCache, Want
 from kvzip.pipeline.window import Piece, Window, stored_dtype
 from kvzip.tensorfile import ArraySink, SourceFile, TensorSink
@@ -139,10 +139,12 @@ def decode_plane(
     stop: int,
     device: Device,
     out: Array | None = None,
+    notice: Notice = ignore,
 ) -> Array:
     """Tokens ``start:stop`` of the file's plane of that index, ``[tokens, heads, head_dim]``, on the device.
 
-    They are decoded to ``out``, a device array of that shape with a contiguous last axis, if it is given.
+    They are decoded to ``out``, a device array of that shape with a contiguous last axis, if it is given. ``notice`` is
+    told when the device is short of memory.
     """
     found = stored.header.planes[plane]
     dtype = stored_dtype(found.dtype, device)
@@ -153,11 +155,15 @@ def decode_plane(
         low, high = max(low, start), min(high, stop)
         return [Piece(low, high, array[low - start : high - start])] if index == plane and low < high else []
 
+    def decode(work: Work[Frame]) -> None:
+        decode_frames(load_frames(work.items, device)(), stored.codecs, pieces, device)
+
     wants = [Want(stored.header.group_of[plane], start, stop)] if start < stop else []
     frames = FileFrames(stored.file, stored.codecs, device.host_buffer)
     with device.activate():
         for some in frames.chunks(wants, device.batch_bytes):
-            decode_frames(load_frames(some, device)(), stored.codecs, pieces, device)
+            for _ in fitted(Work(some), decode, device, notice):
+                pass
     return array
 
 
