@@ -1,4 +1,4 @@
-// TurboQuant tuned: channel means out of the way, rotated rows on a uniform grid, symbols for kernels/turboquant_symbols.cu.
+// TurboQuant tuned: channel means out of the way, rotated rows on a uniform grid, symbols for kernels/symbols.cu.
 //
 // The step of a row follows its rms. It is told in eighths of an octave: step = 2^((code - 512) / 8). The codes of a tile (32
 // tokens of a head) are its smallest, and what rows lie above it, in half octaves, packed to the tile's spread. A uniform step
@@ -13,14 +13,17 @@ struct TunedBlock {
   u64 codes;     // u16 [tiles][heads]: smallest code, width << 12
   u64 spreads;   // u32: `width` words of bits for each tile and head
   u64 starts;    // u32 [tiles][heads]: where they begin; decoding only
-  u32 pitch, alphabet;
+  u64 low;       // u32 [heads][registers][tokens][low_bits]: what a symbol has beyond the coder's 32
+  u32 pitch, alphabet, low_bits;
   float grain;   // the square of (step over rms), over head_dim
   float reach;   // the square of (step over largest magnitude) that a row may have at least
   float gain;    // what restored numbers are multiplied with
-  u32 reserved;
 
   METHOD u8* symbols_of(u32 register_of_plane, u32 token) const {
     return (u8*)symbols + ((u64)register_of_plane * pitch + token) * LANES;
+  }
+  METHOD u32* low_of(u32 register_of_plane, u32 token, u32 tokens) const {
+    return (u32*)low + ((u64)register_of_plane * tokens + token) * low_bits;
   }
 };
 
@@ -156,6 +159,16 @@ struct TileSteps {
   METHOD vf32 values() const { return step_of(spread * HALF_OCTAVE + smallest); }
 };
 
+// The coder takes 32 symbols: of those of a tile it gets the high bits, the low ones are stored as they are.
+FN void split_symbols(const TunedBlock& block, const RowTile& tile, u32 registers, u32 tokens) {
+  for (u32 g = tile.head * registers; g < (tile.head + 1) * registers; ++g)
+    for (u32 t = tile.start; t < tile.stop; ++t) {
+      vu32 symbol = widen(load_u8(block.symbols_of(g, t)));
+      store_bits(block.low_of(g, t, tokens), symbol, block.low_bits);
+      store_u8(block.symbols_of(g, t), narrow(symbol >> block.low_bits));
+    }
+}
+
 template <class E, int R>
 FN void encode_tuned(const Plane& plane, const TunedBlock& block, const RowTile& tile, u16* code, u32* spread, u32* width,
                      u32* exact, float* sums) {
@@ -196,7 +209,8 @@ FN void encode_tuned(const Plane& plane, const TunedBlock& block, const RowTile&
       vf32 place = kept ? splatf(0.f) : y[r] * inverse;
       place = maximum(place, splatf(low));
       vu32 symbol = round_to_int(select(place < high, place, splatf(high))) + middle;
-      if (active_lanes(length, r)) store_u8(block.symbols_of(first + r, t), narrow(symbol));
+      if (active_lanes(length, r))
+        store_u8(block.symbols_of(first + r, t), narrow(select(lane_ids() < active_lanes(length, r), symbol, splat(0))));
       y[r] = int_to_float(symbol - middle);
     }
     if (kept) {
@@ -212,6 +226,7 @@ FN void encode_tuned(const Plane& plane, const TunedBlock& block, const RowTile&
   }
   store_uniform(exact, errors.exact);
   errors.store(sums);
+  if (block.low_bits) split_symbols(block, tile, registers_of(length), plane.tokens);
 }
 
 // A warp a tile. `codes` [blocks][tiles][heads], `spreads` SPREAD_WORDS a tile and head, of which `widths` are used; `exact`
@@ -229,6 +244,14 @@ constexpr u32 SPREAD_WORDS = 12;
 FOR_ELEMENT_TYPES(TUNED_ENCODE)
 
 // ------------------------------------------------------------------------------------------- decoding
+
+FN void join_symbols(const TunedBlock& block, const RowTile& tile, u32 registers, u32 tokens) {
+  for (u32 g = tile.head * registers; g < (tile.head + 1) * registers; ++g)
+    for (u32 t = tile.start; t < tile.stop; ++t) {
+      vu32 high = widen(load_u8(block.symbols_of(g, t))) << block.low_bits;
+      store_u8(block.symbols_of(g, t), narrow(high | load_bits(block.low_of(g, t, tokens), block.low_bits)));
+    }
+}
 
 template <class E, int R>
 FN void decode_tuned(const Plane& plane, const TunedBlock& block, const RowTile& tile, u32 at) {
@@ -254,12 +277,15 @@ FN void decode_tuned(const Plane& plane, const TunedBlock& block, const RowTile&
   }
 }
 
-#define TUNED_DECODE(suffix, E)                                                                              \
-  KERNEL(tuned_decode_##suffix, const Plane* planes, const TunedBlock* blocks, u32 tiles) {                  \
-    FOR_EACH_WARP(warp) {                                                                                    \
-      RowTile tile = RowTile::make(planes, warp, tiles);                                                     \
-      u32 at = tile.start / ROW_TILE * planes[tile.block].heads + tile.head;                                 \
-      FOR_ROW_SIZE(decode_tuned, E, planes[tile.block], blocks[tile.block], tile, at);                       \
-    }                                                                                                        \
+#define TUNED_DECODE(suffix, E)                                                                  \
+  KERNEL(tuned_decode_##suffix, const Plane* planes, const TunedBlock* blocks, u32 tiles) {      \
+    FOR_EACH_WARP(warp) {                                                                        \
+      RowTile tile = RowTile::make(planes, warp, tiles);                                         \
+      u32 at = tile.start / ROW_TILE * planes->heads + tile.head;                                \
+      const Plane& plane = planes[tile.block];                                                   \
+      const TunedBlock& block = blocks[tile.block];                                              \
+      if (block.low_bits) join_symbols(block, tile, registers_of(plane.head_dim), plane.tokens); \
+      FOR_ROW_SIZE(decode_tuned, E, plane, block, tile, at);                                     \
+    }                                                                                            \
   }
 FOR_ELEMENT_TYPES(TUNED_DECODE)

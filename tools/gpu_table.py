@@ -130,9 +130,6 @@ HOT_LOOPS = (
     HotLoop("tuned_decode_bf16", "decode", r"ST\.E", 8, 32, True, 3, 2,
             latency=(LOAD + 2 * L1 + 21 * (SHFL + 8) + 150) // 4, warp_bytes=ROWS,
             through=((r"ST\.E", 4), (r"SHFL", 21))),
-    HotLoop("tuned_symbols_encode", "count", r"\bSTS", 1, 32, False, 1, 0, latency=LOAD + 2 * LDS + L1),
-    HotLoop("tuned_symbols_encode", "code", r"\bPOPC", 8, 16, False, 1 + CODED, 1 + CODED, latency=L2 + L1 + 180),
-    HotLoop("tuned_symbols_decode", "decode", r"LDS\.U16", 5, 32, True, 1 + CODED, 1 + CODED, latency=300),
     # 15 midpoints for each of four registers, three look-ups in the codebook, the row twice, signs and scales.
     HotLoop("slots_encode_keys_bf16", "encode", r"SHFL", 80, 128 / 88, True, 2.5, 2.5,
             latency=(LOAD + 74 * (SHFL + 8) + 1000) // 4, warp_bytes=ROWS,

@@ -5,7 +5,8 @@ the row's rms; the symbols go through rANS, the means ride in the start states.
 
     CODE  uint16 [tiles of 32 tokens][heads]: 12 bits of the smallest step's code, 4 bits of width
     SPRD  per tile and head: `width` words of bits, the steps of its rows above the smallest, in half octaves
-    TABL, STAT, STRM, RAWB  the symbols (symbols.py)
+    TABL, OWNT, STAT, STRM  the symbols (kvzip/coding/symbols.py), groups being 32 channels of a head
+    RAWB  8 bits only: the low bits of symbols, by group, then token: words of bits
     EXCT, ROWS  rows with NaN, Inf, or beyond float32 when squared (exact.py)
 
 A step is ``2 ** ((code - 512) / 8)``. A uniform step with an entropy coder takes 1/4 bit more than the rate-distortion
@@ -20,21 +21,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvzip.cache import Block
+from kvzip.cache import Block, Plane
 from kvzip.codecs.base import Batch, Encoded, Errors, Sections
 from kvzip.codecs.turboquant import exact
 from kvzip.codecs.turboquant.rotation import rotation
-from kvzip.codecs.turboquant.symbols import SymbolCoder, groups_of
 from kvzip.coding import rans
+from kvzip.coding import symbols as coder
 from kvzip.coding.sections import SectionReader, as_bytes, corrupt_block, total_errors
 from kvzip.devices.base import Array, Device
 from kvzip.devices.descriptors import ELEMENT_SUFFIX, describe_planes
 
 BLOCK = np.dtype(
-    [(name, np.uint64) for name in ("symbols", "means", "rotation", "codes", "spreads", "starts")]
-    + [("pitch", np.uint32), ("alphabet", np.uint32)]
+    [(name, np.uint64) for name in ("symbols", "means", "rotation", "codes", "spreads", "starts", "low")]
+    + [(name, np.uint32) for name in ("pitch", "alphabet", "low_bits")]
     + [(name, np.float32) for name in ("grain", "reach", "gain")]
-    + [("reserved", np.uint32)]
 )
 """The host side of ``struct TunedBlock``."""
 
@@ -46,7 +46,9 @@ STEPS = {3: 0.6275, 4: 0.3225, 8: 0.3225 / 8}
 """Step over rms, by bits: on Gaussian rows the error is that of a Lloyd-Max codebook of 3 and of 4 bits; the 8 bits
 reach as far as the 4 do.
 """
-CODERS = {3: SymbolCoder(16), 4: SymbolCoder(32), 8: SymbolCoder(32, raw_bits=3)}
+ALPHABETS = {3: 16, 4: 32, 8: 256}
+LOW_BITS = {3: 0, 4: 0, 8: 3}
+"""Of a symbol, stored as they are: the coder takes 32 symbols."""
 
 ROUNDING = 1.0905077326652577
 """2 ** (1/8): codes are rounded down, half a quarter octave of a square is added first."""
@@ -65,8 +67,9 @@ class Tuned:
     keep_norm: bool
 
     def bound(self, block: Block) -> int:
-        tiles = exact.tiles_of(block) * block.plane.heads
-        return tiles * (2 + MAX_WIDTH * 4) + CODERS[self.bits].bound(block) + exact.bound(block)
+        tiles, groups = exact.tiles_of(block) * block.plane.heads, groups_of(block.plane)
+        streams = coder.bound(block.tokens, groups, sharing=True) + groups * block.tokens * LOW_BITS[self.bits] * 4
+        return tiles * (2 + MAX_WIDTH * 4) + streams + exact.bound(block)
 
     def encode(self, batch: Batch, device: Device) -> list[Encoded]:
         xp, plane, count = device.xp, batch.blocks[0].plane, len(batch.blocks)
@@ -79,12 +82,16 @@ class Tuned:
         widths = device.scratch("tuned.widths", codes.shape, np.uint32)
         masks = device.scratch("tuned.masks", codes.shape, np.uint32)
         sums = device.scratch("tuned.sums", (count, tiles * plane.heads, 3), np.float32)
+        low = [xp.empty(block.tokens * groups * LOW_BITS[self.bits], np.uint32) for block in batch.blocks]
         blocks = self._describe(batch, symbols, means, device)
+        blocks["low"] = [device.address(words) for words in low]
         device.launch(
             f"tuned_encode_{suffix}", codes.size, planes, device.to_device(blocks), codes, spreads, widths, masks, sums,
             np.uint32(tiles),
         )  # fmt: skip
-        coded = CODERS[self.bits].encode(batch, symbols, means, device)
+        coded = coder.encode(
+            symbols, _tokens(batch), plane.head_dim, self._alphabet, device, sharing=True, riders=means
+        )
         halves = device.to_host(widths).astype(np.int64).reshape(-1) * 2
         packed, starts = rans.gather_runs(spreads, halves, SPREAD_WORDS * 2, tiles * plane.heads, device)
         host_masks, host_sums = device.to_host(masks), device.to_host(sums)
@@ -92,12 +99,16 @@ class Tuned:
         for i, block in enumerate(batch.blocks):
             own = exact.tiles_of(block)
             sections: dict[str, Array] = {"CODE": as_bytes(codes[i, :own]), "SPRD": packed[starts[i] : starts[i + 1]]}
-            sections |= coded[i] | exact.exact_sections(batch.arrays[i], host_masks[i, :own], device)
+            sections |= coded[i]
+            if low[i].size:
+                sections["RAWB"] = as_bytes(low[i])
+            sections |= exact.exact_sections(batch.arrays[i], host_masks[i, :own], device)
             encoded.append(Encoded(sections, [Errors(*total_errors(host_sums[i]))]))
         return encoded
 
     def decode(self, batch: Batch, sections: Sequence[Sections], device: Device) -> None:
-        heads, count = batch.blocks[0].plane.heads, len(batch.blocks)
+        plane, count = batch.blocks[0].plane, len(batch.blocks)
+        heads, groups, low_bits = plane.heads, groups_of(plane), LOW_BITS[self.bits]
         tiles = max(map(exact.tiles_of, batch.blocks))
         symbols, means = self._scratch(batch, device)
         blocks = self._describe(batch, symbols, means, device)
@@ -110,8 +121,12 @@ class Tuned:
             blocks["codes"][i], own = reader.array("CODE", 2, exactly=exact.tiles_of(block) * heads)
             blocks["spreads"][i], words = reader.array("SPRD", 4)
             starts[i, :own] = _starts(block, np.asarray(device.to_host(parts["CODE"])), words)
+            if low_bits:
+                blocks["low"][i], _ = reader.array("RAWB", 4, exactly=block.tokens * groups * low_bits)
             readers.append(reader)
-        CODERS[self.bits].decode(batch, readers, symbols, means, device)
+        coder.decode(
+            symbols, _tokens(batch), plane.head_dim, self._alphabet, batch, readers, device, sharing=True, riders=means
+        )
         for reader in readers:
             reader.done()
         device_starts = device.to_device(starts)
@@ -124,6 +139,11 @@ class Tuned:
             if rows is not None:
                 rows.put(array, device)
 
+    @property
+    def _alphabet(self) -> int:
+        """Of the symbols that are coded."""
+        return ALPHABETS[self.bits] >> LOW_BITS[self.bits]
+
     def _scratch(self, batch: Batch, device: Device) -> tuple[Array, Array]:
         """Symbols uint8 ``[blocks, groups, tokens, 32]``, means uint16 ``[blocks, groups, 32]``."""
         tokens = max(block.tokens for block in batch.blocks)
@@ -133,17 +153,26 @@ class Tuned:
 
     def _describe(self, batch: Batch, symbols: Array, means: Array, device: Device) -> np.ndarray:
         count, groups, pitch, lanes = symbols.shape
-        coder, step, head_dim = CODERS[self.bits], STEPS[self.bits], batch.blocks[0].plane.head_dim
-        noise, alphabet = step * step / 12, coder.alphabet << coder.raw_bits
+        step, alphabet, head_dim = STEPS[self.bits], ALPHABETS[self.bits], batch.blocks[0].plane.head_dim
+        noise = step * step / 12
         blocks = np.zeros(count, BLOCK)
         blocks["symbols"] = device.address(symbols) + np.arange(count) * (groups * pitch * lanes)
         blocks["means"] = device.address(means) + np.arange(count) * (groups * lanes * 2)
         blocks["rotation"] = [device.address(rotation(block.plane.layer, head_dim, device)) for block in batch.blocks]
-        blocks["pitch"], blocks["alphabet"] = pitch, alphabet
+        blocks["pitch"], blocks["alphabet"], blocks["low_bits"] = pitch, alphabet, LOW_BITS[self.bits]
         blocks["grain"] = step * step / head_dim * ROUNDING
         blocks["reach"] = ROUNDING / (alphabet / 2 - 0.5) ** 2
         blocks["gain"] = 1 / math.sqrt(1 + noise) if self.keep_norm else 1 / (1 + noise)
         return blocks
+
+
+def groups_of(plane: Plane) -> int:
+    """Warps that code a plane's symbols: 32 channels of a head each."""
+    return plane.heads * -(-plane.head_dim // rans.LANES)
+
+
+def _tokens(batch: Batch) -> np.ndarray:
+    return np.array([block.tokens for block in batch.blocks])
 
 
 def _starts(block: Block, codes: np.ndarray, words: int) -> np.ndarray:
