@@ -15,9 +15,11 @@ struct TunedBlock {
   u64 starts;    // u32 [tiles][heads]: where they begin; decoding only
   u64 low;       // u32 [heads][registers][tokens][low_bits]: what a symbol has beyond the coder's 32
   u32 pitch, alphabet, low_bits;
+  u32 sinks;     // the first tokens, kept exact; encoding only
   float grain;   // the square of (step over rms), over head_dim
   float reach;   // the square of (step over largest magnitude) that a row may have at least
   float gain;    // what restored numbers are multiplied with
+  u32 reserved;
 
   METHOD u8* symbols_of(u32 register_of_plane, u32 token) const {
     return (u8*)symbols + ((u64)register_of_plane * pitch + token) * LANES;
@@ -44,12 +46,13 @@ struct MeanOf<Fp32> {
 
 FN vf32 largest_finite() { return as_float(splat(0x7f7fffff)); }
 
-// The mean of every `step`th number, or of its distance from `center`, where that is at most `reach`; `center` if there is none.
+// The mean of every `step`th number from token `first` on, or of its distance from `center`, where that is at most `reach`;
+// `center` if there is none.
 template <class E, bool DISTANCE>
-FN vf32 mean_within(const Plane& plane, u32 head, u32 r, u32 step, vf32 center, vf32 reach) {
+FN vf32 mean_within(const Plane& plane, u32 head, u32 r, u32 first, u32 step, vf32 center, vf32 reach) {
   vf32 sum = splatf(0.f);
   vu32 count = splat(0);
-  for (u32 t = 0; t < plane.tokens; t += step) {
+  for (u32 t = first; t < plane.tokens; t += step) {
     vf32 x = E::to_float(load_piece(row_of<E>(plane, t, head), plane.head_dim, r));
     vf32 distance = absolute(x - center);
     vm32 near = distance <= reach;
@@ -62,21 +65,19 @@ FN vf32 mean_within(const Plane& plane, u32 head, u32 r, u32 step, vf32 center, 
 // One warp a register of a head. A token that is far out would take the mean along, and all others would pay for it: a quarter
 // of the tokens tells what is far.
 template <class E>
-FN void channel_means(const Plane& plane, u32 head, u32 r, u16* means) {
+FN void channel_means(const Plane& plane, const TunedBlock& block, u32 group) {
   typedef typename MeanOf<E>::type M;
-  vf32 rough = mean_within<E, false>(plane, head, r, 4, splatf(0.f), largest_finite());
-  vf32 reach = mean_within<E, true>(plane, head, r, 4, rough, largest_finite()) * 4.f;
-  vf32 mean = mean_within<E, false>(plane, head, r, 1, rough, select(reach < largest_finite(), reach, largest_finite()));
-  store_u16(means, M::from_float(select(is_unfit(mean) == 0u, mean, splatf(0.f))));
+  u32 registers = registers_of(plane.head_dim), head = group / registers, r = group % registers, first = block.sinks;
+  vf32 rough = mean_within<E, false>(plane, head, r, first, 4, splatf(0.f), largest_finite());
+  vf32 reach = mean_within<E, true>(plane, head, r, first, 4, rough, largest_finite()) * 4.f;
+  reach = select(reach < largest_finite(), reach, largest_finite());
+  vf32 mean = mean_within<E, false>(plane, head, r, first, 1, rough, reach);
+  store_u16((u16*)block.means + group * LANES, M::from_float(select(is_unfit(mean) == 0u, mean, splatf(0.f))));
 }
 
-#define TUNED_MEANS(suffix, E)                                                                  \
-  KERNEL(tuned_means_##suffix, const Plane* planes, u16* means, u32 groups) {                   \
-    FOR_EACH_WARP(warp) {                                                                       \
-      const Plane& plane = planes[warp / groups];                                               \
-      u32 registers = registers_of(plane.head_dim), group = warp % groups;                      \
-      channel_means<E>(plane, group / registers, group % registers, means + (u64)warp * LANES); \
-    }                                                                                           \
+#define TUNED_MEANS(suffix, E)                                                                             \
+  KERNEL(tuned_means_##suffix, const Plane* planes, const TunedBlock* blocks, u32 groups) {                \
+    FOR_EACH_WARP(warp) { channel_means<E>(planes[warp / groups], blocks[warp / groups], warp % groups); } \
   }
 FOR_ELEMENT_TYPES(TUNED_MEANS)
 
@@ -190,6 +191,7 @@ FN void encode_tuned(const Plane& plane, const TunedBlock& block, const RowTile&
     vu32 bits = select(is_unfit(squares) != 0u, splat(0x7f800000), as_bits(step));
     wanted = select(lane_ids() == i, bits, wanted);
   }
+  wanted = select(lane_ids() + tile.start < block.sinks, splat(0x7f800000), wanted);
   TileSteps steps = TileSteps::choose(wanted, rows);
   u32 unfit = ballot(wanted >= 0x7f800000u);
   vf32 values = steps.values(), inverses = splatf(1.f) / values;

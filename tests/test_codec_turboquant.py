@@ -120,11 +120,11 @@ def test_object_needs_more_layers_than_stay_raw(cpu: Device) -> None:
 
 @pytest.mark.parametrize(("preset", "most"), [("3bit_nc", 2.75), ("4bit_nc", 3.8)])
 def test_tuned_takes_fewer_bits_at_the_error_of_the_preset(preset: str, most: float, cpu: Device) -> None:
-    """On Gaussian numbers, all side information counted, for keys and values apart."""
+    """On Gaussian numbers, which have no sink, all side information counted, for keys and values apart."""
     batch = codecs.batch_of([gaussian(1024, 4, 128, seed=seed) for seed in range(4)])
     for which in (0, 1):
         _, stock = bits_and_errors(TurboQuant(preset=preset, tuned=False, **INNER), batch, cpu, which)
-        bits, error = bits_and_errors(TurboQuant(preset=preset, **INNER), batch, cpu, which)
+        bits, error = bits_and_errors(TurboQuant(preset=preset, sinks=0, **INNER), batch, cpu, which)
         assert error <= stock * 1.01 and bits <= most
 
 
@@ -159,6 +159,32 @@ def test_restored_keys_keep_their_length(cpu: Device) -> None:
         for a, b in zip(batch.arrays, restored, strict=True)
     ]
     assert abs(lengths[0] - 1) < 0.003 and 0.975 < lengths[1] < 0.99
+
+
+def test_sinks_are_exact_and_touch_nothing_else(device: Device, cpu: Device) -> None:
+    """The first tokens come back bit for bit at 16 bits a number; what they hold shows in no other section."""
+    sections = []
+    for scale in (1, 1000):
+        arrays = [codecs.numbers(70, 2, 40, seed=seed) for seed in range(2)]
+        for array in arrays:
+            array[:3] *= array.dtype.type(scale)
+        batch = codecs.batch_of(arrays)
+        codec = TurboQuant(preset="3bit_nc", sinks=3, **INNER)
+        sections.append(codecs.check_same_bytes(codec, batch, device, cpu))
+        restored = codecs.decode(codecs.bind(codec, batch), batch, sections[-1], device)
+        for one, array in zip(restored, arrays, strict=True):
+            np.testing.assert_array_equal(codecs.bits(one[:3]), codecs.bits(array[:3]))
+    for one, other in zip(*sections, strict=True):
+        assert {tag for tag in one if one[tag].tobytes() != other[tag].tobytes()} == {"ROWS"}
+        assert (one["EXCT"].nbytes, one["ROWS"].nbytes) == (2 * 4, 3 * 2 * 40 * 2)
+
+
+def test_sinks_count_from_the_start_of_the_file(cpu: Device) -> None:
+    array = codecs.numbers(40, 2, 32)
+    for start, sinks, exact in ((0, 1, 1), (1, 3, 2), (1024, 1, 0), (0, 50, 40)):
+        batch = codecs.batch_of([array], start=start)
+        (sections,) = codecs.encode(codecs.bind(TurboQuant(sinks=sinks, **INNER), batch), batch, cpu)
+        assert sections.get("ROWS", np.zeros(0)).nbytes == exact * 2 * 32 * 2
 
 
 @pytest.mark.parametrize("dtype", codecs.DTYPES)
@@ -294,14 +320,18 @@ def test_a_forged_head_dim_is_damage() -> None:
 def test_configuration_round_trip() -> None:
     batch = codecs.batch_of([codecs.numbers(4, 1, 8)] * 24)
     options = {"skip_first_layers": 0, "skip_last_layers": 1, "block_size": 32, "head_dim": 8}
-    for codec in (TurboQuant(), TurboQuant(preset="3bit_nc", tuned=False), TurboQuant(**options)):
+    for codec in (TurboQuant(), TurboQuant(preset="3bit_nc", tuned=False), TurboQuant(sinks=0), TurboQuant(**options)):
         codecs.check_config(codec, batch)
-    assert codecs.bind(TurboQuant(), batch).config()["layers"] == 12
+    bound = codecs.bind(TurboQuant(), batch).config()
+    assert (bound["layers"], bound["sinks"], TurboQuant.from_config({}).sinks) == (12, 1, 0)
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"preset": "5bit"}, {"preset": ""}, {"tuned": 1}, {"skip_first_layers": -1}, {"block_size": 0}, {"head_dim": 1.5}],
+    [
+        *({"preset": "5bit"}, {"preset": ""}, {"tuned": 1}, {"sinks": -1}, {"sinks": 1, "tuned": False}),
+        *({"skip_first_layers": -1}, {"block_size": 0}, {"head_dim": 1.5}),
+    ],
 )
 def test_bad_options_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=f"turboquant: {next(iter(options))} must be"):

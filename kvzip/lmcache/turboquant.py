@@ -115,7 +115,7 @@ def slot_parts(codec: TurboQuant, layers: int, head_dim: int) -> list[tuple[str,
 
 def stock_of(codec: TurboQuant, layers: int) -> TurboQuant:
     """The codec as LMCache has it, of a cache of so many layers: heads are those of the cache."""
-    return TurboQuant(**{**codec.config(), "tuned": False, "layers": layers, "head_dim": None})
+    return TurboQuant(**{**codec.config(), "tuned": False, "sinks": 0, "layers": layers, "head_dim": None})
 
 
 def _encode(kv: np.ndarray, codec: TurboQuant, device: Device) -> Codes:

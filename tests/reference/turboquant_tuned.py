@@ -82,7 +82,7 @@ def decode(
     bits: int,
     keep_norm: bool,
 ) -> np.ndarray:
-    """The block as float64 ``[tokens, heads, head_dim]``, before it is rounded to ``dtype``; without exact rows."""
+    """The block as float64 ``[tokens, heads, head_dim]``, before it is rounded to ``dtype``."""
     tokens, heads, head_dim = shape
     registers, (alphabet, raw_bits) = -(-head_dim // LANES), ALPHABETS[bits]
     idle = np.tile((np.arange(registers * LANES) >= head_dim).reshape(registers, LANES), (heads, 1))
@@ -96,4 +96,10 @@ def decode(
     gain = 1 / np.sqrt(1 + noise) if keep_norm else 1 / (1 + noise)
     rows = (joined[..., :head_dim] - (alphabet << raw_bits) // 2) * steps(sections, tokens, heads)[..., None] * gain
     means = riders.view(ml_dtypes.bfloat16 if dtype == np.float32 else dtype).astype(np.float64)
-    return rows @ rotation(layer, head_dim).T + means.reshape(heads, -1)[:, :head_dim]
+    block = rows @ rotation(layer, head_dim).T + means.reshape(heads, -1)[:, :head_dim]
+    exact = iter(sections["ROWS"].view(dtype).reshape(-1, head_dim) if "ROWS" in sections else ())
+    for tile, masks in enumerate(sections["EXCT"].view(np.uint32).reshape(-1, heads) if "EXCT" in sections else ()):
+        for token, head in np.ndindex(TILE, heads):
+            if masks[head] >> token & 1:
+                block[tile * TILE + token, head] = next(exact)
+    return block

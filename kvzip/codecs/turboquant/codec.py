@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -52,6 +52,8 @@ class TurboQuant(Codec):
         preset: ``turboquant_k8v4``, ``turboquant_4bit_nc``, ``turboquant_k3v4_nc`` or ``turboquant_3bit_nc``, with or
             without ``turboquant_``.
         tuned: fewer bits for the same error, in bytes that are not LMCache's.
+        sinks: how many of the oldest tokens of the file to keep exact when tuned, 1 if not told; 0 for a chunk from the
+            middle of a prompt.
         skip_first_layers, skip_last_layers: layers kept raw, or in 8 bits when tuned.
         block_size: tokens of a block of slots in LMCache's object; of no consequence in kvzip's own files.
         head_dim: channels of a head, for files that do not tell: it cuts planes of one head. Without it planes of one
@@ -65,8 +67,9 @@ class TurboQuant(Codec):
     name = "turboquant"
 
     def __init__(
-        self, *, preset: str = "turboquant_k8v4", tuned: bool = True, skip_first_layers: int = 2,
-        skip_last_layers: int = 2, block_size: int = 16, head_dim: int | None = None, layers: int | None = None,
+        self, *, preset: str = "turboquant_k8v4", tuned: bool = True, sinks: int | None = None,
+        skip_first_layers: int = 2, skip_last_layers: int = 2, block_size: int = 16, head_dim: int | None = None,
+        layers: int | None = None,
     ) -> None:  # fmt: skip
         self.preset = preset if preset in PRESETS else f"turboquant_{preset}"
         if self.preset not in PRESETS:
@@ -74,14 +77,21 @@ class TurboQuant(Codec):
             raise UsageError(
                 f"turboquant: preset must be one of {', '.join(PRESETS)}, got {preset!r}{hint}", code="codec-option"
             )
-        limits = {"skip_first_layers": 0, "skip_last_layers": 0, "block_size": 1, "head_dim": 1, "layers": 1}
-        given = (skip_first_layers, skip_last_layers, block_size, head_dim, layers)
+        limits = {
+            "sinks": 0, "skip_first_layers": 0, "skip_last_layers": 0, "block_size": 1, "head_dim": 1, "layers": 1,
+        }  # fmt: skip
+        given = (sinks, skip_first_layers, skip_last_layers, block_size, head_dim, layers)
         for (option, least), value in zip(limits.items(), given, strict=True):
             if value is not None and (type(value) is not int or value < least):
                 raise UsageError(f"turboquant: {option} must be a number from {least} on, got {value!r}")
         if type(tuned) is not bool:
             raise UsageError(f"turboquant: tuned must be true or false, got {tuned!r}")
+        if sinks and not tuned:
+            raise UsageError(
+                "turboquant: sinks must be 0 with tuned=false, which quantizes every token as LMCache does"
+            )
         self.tuned = tuned
+        self.sinks = int(tuned) if sinks is None else sinks
         self.skip_first_layers = skip_first_layers
         self.skip_last_layers = skip_last_layers
         self.block_size = block_size
@@ -90,11 +100,17 @@ class TurboQuant(Codec):
 
     def config(self) -> dict[str, Any]:
         names = ("preset", "tuned", "skip_first_layers", "skip_last_layers", "block_size", "head_dim", "layers")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        config = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return config | ({"sinks": self.sinks} if self.sinks else {})
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Where it says nothing of sinks, there are none: the default is for who compresses."""
+        return cls(**{"sinks": 0, **config})
 
     def bind(self, planes: Sequence[Plane]) -> Self:
         layers = self.layers or max((plane.layer for plane in planes), default=0) + 1
-        return type(self)(**{**self.config(), "layers": layers})
+        return self.from_config({**self.config(), "layers": layers})
 
     @classmethod
     def ladder(cls) -> list[str]:
@@ -150,7 +166,8 @@ class TurboQuant(Codec):
 
     def _method(self, plane: Plane) -> Method:
         if self.tuned:
-            return Tuned(8 if self._is_boundary(plane) else self._bits(plane), keep_norm=plane.kind != "value")
+            bits = 8 if self._is_boundary(plane) else self._bits(plane)
+            return Tuned(bits, keep_norm=plane.kind != "value", sinks=self.sinks)
         if self._is_boundary(plane):
             return _RAW
         if self._bits(plane) == 8:

@@ -1,9 +1,10 @@
-"""Rows (a token of one head) that a quantizer cannot hold, kept exact: with NaN or Inf, or beyond its range.
+"""Rows (a token of one head) that stay exact: those of attention sinks, and what a quantizer cannot hold, rows with NaN
+or Inf or beyond its range.
 
-    EXCT  uint32 [tiles of 32 tokens][heads]: a bit per token, set for exact rows
+    EXCT  uint32 [tiles of 32 tokens][heads]: a bit per token, set for exact rows; up to the last tile that has one
     ROWS  the rows as stored in the plane, by token, then head
 
-Both are absent where all rows are fit.
+Both are absent where there is none.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ def bound(block: Block) -> int:
 
 def exact_sections(array: Array, masks: np.ndarray, device: Device) -> dict[str, Array]:
     """The sections of a block ``[tokens, heads, head_dim]`` with ``masks``, uint32 ``[tiles, heads]`` on the host."""
-    if not masks.any():
+    marked = np.flatnonzero(masks.any(axis=1))
+    if not marked.size:
         return {}
+    masks = masks[: marked[-1] + 1].copy()
     tokens, heads = (device.to_device(index) for index in _places(masks))
     return {
-        "EXCT": device.to_device(as_bytes(masks.copy())),
+        "EXCT": device.to_device(as_bytes(masks)),
         "ROWS": as_bytes(device.xp.ascontiguousarray(array[tokens, heads])),
     }
 
@@ -54,11 +57,11 @@ class ExactRows:
         if masks is None and rows is None:
             return None
         heads = block.plane.heads
-        if masks is None or rows is None or masks.size != tiles_of(block) * heads * 4:
+        if masks is None or rows is None or masks.size % (heads * 4) or masks.size > tiles_of(block) * heads * 4:
             raise corrupt_block(block, "the sections of exact rows do not fit")
         tokens, which = _places(np.asarray(device.to_host(masks)).view(np.uint32).reshape(-1, heads))
         row_bytes = block.plane.head_dim * block.plane.itemsize
-        if rows.size != len(tokens) * row_bytes or (len(tokens) and int(tokens.max()) >= block.tokens):
+        if rows.size != len(tokens) * row_bytes or (len(tokens) and tokens[-1] >= block.tokens):
             raise corrupt_block(block, f"{rows.size} bytes of exact rows where {len(tokens)} rows are marked")
         return cls(tokens, which, rows)
 
@@ -70,6 +73,6 @@ class ExactRows:
 
 def _places(masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and heads of the set bits of uint32 ``[tiles, heads]``, by token, then head."""
-    bits = np.unpackbits(masks.view(np.uint8).reshape(*masks.shape, 4), axis=-1, bitorder="little")
-    tokens, heads = np.nonzero(bits.transpose(0, 2, 1).reshape(-1, masks.shape[1]))
+    bits = np.unpackbits(masks.view(np.uint8), bitorder="little").reshape(*masks.shape, TILE)
+    tokens, heads = np.nonzero(bits.swapaxes(1, 2).reshape(-1, masks.shape[1]))
     return tokens, heads

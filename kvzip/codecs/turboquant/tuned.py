@@ -7,7 +7,7 @@ the row's rms; the symbols go through rANS, the means ride in the start states.
     SPRD  per tile and head: `width` words of bits, the steps of its rows above the smallest, in half octaves
     TABL, OWNT, STAT, STRM  the symbols (kvzip/coding/symbols.py), groups being 32 channels of a head
     RAWB  8 bits only: the low bits of symbols, by group, then token: words of bits
-    EXCT, ROWS  rows with NaN, Inf, or beyond float32 when squared (exact.py)
+    EXCT, ROWS  rows of attention sinks, with NaN, Inf, or beyond float32 when squared (exact.py)
 
 A step is ``2 ** ((code - 512) / 8)``. A uniform step with an entropy coder takes 1/4 bit more than the rate-distortion
 bound at any rate (Gish and Pierce, IEEE Trans. IT 14(5), 1968), where a codebook takes more and more as bits rise.
@@ -33,8 +33,9 @@ from kvzip.devices.descriptors import ELEMENT_SUFFIX, describe_planes
 
 BLOCK = np.dtype(
     [(name, np.uint64) for name in ("symbols", "means", "rotation", "codes", "spreads", "starts", "low")]
-    + [(name, np.uint32) for name in ("pitch", "alphabet", "low_bits")]
+    + [(name, np.uint32) for name in ("pitch", "alphabet", "low_bits", "sinks")]
     + [(name, np.float32) for name in ("grain", "reach", "gain")]
+    + [("reserved", np.uint32)]
 )
 """The host side of ``struct TunedBlock``."""
 
@@ -61,10 +62,12 @@ class Tuned:
     Args:
         keep_norm: scale what is restored so that rows keep their length, as TurboQuant's norm correction does, which
             leaves scores of keys with queries least biased; else for the least squared error.
+        sinks: how many of the oldest tokens of the file to keep exact.
     """
 
     bits: int
     keep_norm: bool
+    sinks: int
 
     def bound(self, block: Block) -> int:
         tiles, groups = exact.tiles_of(block) * block.plane.heads, groups_of(block.plane)
@@ -76,7 +79,6 @@ class Tuned:
         tiles, groups, suffix = max(map(exact.tiles_of, batch.blocks)), groups_of(plane), _suffix(batch)
         planes = device.to_device(describe_planes(batch.arrays, device))
         symbols, means = self._scratch(batch, device)
-        device.launch(f"tuned_means_{suffix}", count * groups, planes, means, np.uint32(groups))
         codes = xp.empty((count, tiles, plane.heads), np.uint16)
         spreads = device.scratch("tuned.spreads", (codes.size, SPREAD_WORDS), np.uint32)
         widths = device.scratch("tuned.widths", codes.shape, np.uint32)
@@ -85,8 +87,11 @@ class Tuned:
         low = [xp.empty(block.tokens * groups * LOW_BITS[self.bits], np.uint32) for block in batch.blocks]
         blocks = self._describe(batch, symbols, means, device)
         blocks["low"] = [device.address(words) for words in low]
+        blocks["sinks"] = [min(max(0, self.sinks - block.start), block.tokens) for block in batch.blocks]
+        described = device.to_device(blocks)
+        device.launch(f"tuned_means_{suffix}", count * groups, planes, described, np.uint32(groups))
         device.launch(
-            f"tuned_encode_{suffix}", codes.size, planes, device.to_device(blocks), codes, spreads, widths, masks, sums,
+            f"tuned_encode_{suffix}", codes.size, planes, described, codes, spreads, widths, masks, sums,
             np.uint32(tiles),
         )  # fmt: skip
         coded = coder.encode(
@@ -177,8 +182,8 @@ def _tokens(batch: Batch) -> np.ndarray:
 
 def _starts(block: Block, codes: np.ndarray, words: int) -> np.ndarray:
     """Where the words of each tile and head begin. Raises CorruptError unless there are exactly so many words."""
-    widths = codes.view(np.uint16).astype(np.int64) >> WIDTH_SHIFT
-    ends = np.cumsum(widths)
+    widths = codes.view(np.uint16) >> WIDTH_SHIFT
+    ends = np.cumsum(widths, dtype=np.int64)
     if widths.max() > MAX_WIDTH or ends[-1] != words:
         raise corrupt_block(block, f"{words} words of steps do not fit their widths")
     starts: np.ndarray = ends - widths
