@@ -6,6 +6,8 @@
 #include "rans.h"
 #include "rotation.h"
 
+constexpr u32 LOW_BITS = 3;  // of symbols of 8 bits, stored as they are
+
 struct TunedBlock {
   u64 symbols;   // u8 [heads][registers][pitch][32]
   u64 means;     // u16 [heads][registers][32], in MeanOf<E>
@@ -13,19 +15,18 @@ struct TunedBlock {
   u64 codes;     // u16 [tiles][heads]: smallest code, width << 12
   u64 spreads;   // u32: `width` words of bits for each tile and head
   u64 starts;    // u32 [tiles][heads]: where they begin; decoding only
-  u64 low;       // u32 [heads][registers][tokens][low_bits]: what a symbol has beyond the coder's 32
-  u32 pitch, alphabet, low_bits;
+  u64 low;       // u32 [heads][registers][tokens][LOW_BITS]: what symbols have beyond the coder's 32; 0 if nothing
+  u32 pitch, alphabet;
   u32 sinks;     // the first tokens, kept exact; encoding only
   float grain;   // the square of (step over rms), over head_dim
   float reach;   // the square of (step over largest magnitude) that a row may have at least
   float gain;    // what restored numbers are multiplied with
-  u32 reserved;
 
   METHOD u8* symbols_of(u32 register_of_plane, u32 token) const {
     return (u8*)symbols + ((u64)register_of_plane * pitch + token) * LANES;
   }
   METHOD u32* low_of(u32 register_of_plane, u32 token, u32 tokens) const {
-    return (u32*)low + ((u64)register_of_plane * tokens + token) * low_bits;
+    return (u32*)low + ((u64)register_of_plane * tokens + token) * LOW_BITS;
   }
 };
 
@@ -165,8 +166,8 @@ FN void split_symbols(const TunedBlock& block, const RowTile& tile, u32 register
   for (u32 g = tile.head * registers; g < (tile.head + 1) * registers; ++g)
     for (u32 t = tile.start; t < tile.stop; ++t) {
       vu32 symbol = widen(load_u8(block.symbols_of(g, t)));
-      store_bits(block.low_of(g, t, tokens), symbol, block.low_bits);
-      store_u8(block.symbols_of(g, t), narrow(symbol >> block.low_bits));
+      store_bits(block.low_of(g, t, tokens), symbol, LOW_BITS);
+      store_u8(block.symbols_of(g, t), narrow(symbol >> LOW_BITS));
     }
 }
 
@@ -228,7 +229,7 @@ FN void encode_tuned(const Plane& plane, const TunedBlock& block, const RowTile&
   }
   store_uniform(exact, errors.exact);
   errors.store(sums);
-  if (block.low_bits) split_symbols(block, tile, registers_of(length), plane.tokens);
+  if (block.low) split_symbols(block, tile, registers_of(length), plane.tokens);
 }
 
 // A warp a tile. `codes` [blocks][tiles][heads], `spreads` SPREAD_WORDS a tile and head, of which `widths` are used; `exact`
@@ -250,8 +251,8 @@ FOR_ELEMENT_TYPES(TUNED_ENCODE)
 FN void join_symbols(const TunedBlock& block, const RowTile& tile, u32 registers, u32 tokens) {
   for (u32 g = tile.head * registers; g < (tile.head + 1) * registers; ++g)
     for (u32 t = tile.start; t < tile.stop; ++t) {
-      vu32 high = widen(load_u8(block.symbols_of(g, t))) << block.low_bits;
-      store_u8(block.symbols_of(g, t), narrow(high | load_bits(block.low_of(g, t, tokens), block.low_bits)));
+      vu32 high = widen(load_u8(block.symbols_of(g, t))) << LOW_BITS;
+      store_u8(block.symbols_of(g, t), narrow(high | load_bits(block.low_of(g, t, tokens), LOW_BITS)));
     }
 }
 
@@ -279,15 +280,15 @@ FN void decode_tuned(const Plane& plane, const TunedBlock& block, const RowTile&
   }
 }
 
-#define TUNED_DECODE(suffix, E)                                                                  \
-  KERNEL(tuned_decode_##suffix, const Plane* planes, const TunedBlock* blocks, u32 tiles) {      \
-    FOR_EACH_WARP(warp) {                                                                        \
-      RowTile tile = RowTile::make(planes, warp, tiles);                                         \
-      u32 at = tile.start / ROW_TILE * planes->heads + tile.head;                                \
-      const Plane& plane = planes[tile.block];                                                   \
-      const TunedBlock& block = blocks[tile.block];                                              \
-      if (block.low_bits) join_symbols(block, tile, registers_of(plane.head_dim), plane.tokens); \
-      FOR_ROW_SIZE(decode_tuned, E, plane, block, tile, at);                                     \
-    }                                                                                            \
+#define TUNED_DECODE(suffix, E)                                                             \
+  KERNEL(tuned_decode_##suffix, const Plane* planes, const TunedBlock* blocks, u32 tiles) { \
+    FOR_EACH_WARP(warp) {                                                                   \
+      RowTile tile = RowTile::make(planes, warp, tiles);                                    \
+      u32 at = tile.start / ROW_TILE * planes->heads + tile.head;                           \
+      const Plane& plane = planes[tile.block];                                              \
+      const TunedBlock& block = blocks[tile.block];                                         \
+      if (block.low) join_symbols(block, tile, registers_of(plane.head_dim), plane.tokens); \
+      FOR_ROW_SIZE(decode_tuned, E, plane, block, tile, at);                                \
+    }                                                                                       \
   }
 FOR_ELEMENT_TYPES(TUNED_DECODE)

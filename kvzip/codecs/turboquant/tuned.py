@@ -33,9 +33,8 @@ from kvzip.devices.descriptors import ELEMENT_SUFFIX, describe_planes
 
 BLOCK = np.dtype(
     [(name, np.uint64) for name in ("symbols", "means", "rotation", "codes", "spreads", "starts", "low")]
-    + [(name, np.uint32) for name in ("pitch", "alphabet", "low_bits", "sinks")]
+    + [(name, np.uint32) for name in ("pitch", "alphabet", "sinks")]
     + [(name, np.float32) for name in ("grain", "reach", "gain")]
-    + [("reserved", np.uint32)]
 )
 """The host side of ``struct TunedBlock``."""
 
@@ -49,7 +48,7 @@ reach as far as the 4 do.
 """
 ALPHABETS = {3: 16, 4: 32, 8: 256}
 LOW_BITS = {3: 0, 4: 0, 8: 3}
-"""Of a symbol, stored as they are: the coder takes 32 symbols."""
+"""Of symbols, stored as they are: the coder takes 32 symbols."""
 
 ROUNDING = 1.0905077326652577
 """2 ** (1/8): codes are rounded down, half a quarter octave of a square is added first."""
@@ -86,7 +85,8 @@ class Tuned:
         sums = device.scratch("tuned.sums", (count, tiles * plane.heads, 3), np.float32)
         low = [xp.empty(block.tokens * groups * LOW_BITS[self.bits], np.uint32) for block in batch.blocks]
         blocks = self._describe(batch, symbols, means, device)
-        blocks["low"] = [device.address(words) for words in low]
+        if LOW_BITS[self.bits]:
+            blocks["low"] = [device.address(words) for words in low]
         blocks["sinks"] = [min(max(0, self.sinks - block.start), block.tokens) for block in batch.blocks]
         described = device.to_device(blocks)
         device.launch(f"tuned_means_{suffix}", count * groups, planes, described, np.uint32(groups))
@@ -164,7 +164,7 @@ class Tuned:
         blocks["symbols"] = device.address(symbols) + np.arange(count) * (groups * pitch * lanes)
         blocks["means"] = device.address(means) + np.arange(count) * (groups * lanes * 2)
         blocks["rotation"] = [device.address(rotation(block.plane.layer, head_dim, device)) for block in batch.blocks]
-        blocks["pitch"], blocks["alphabet"], blocks["low_bits"] = pitch, alphabet, LOW_BITS[self.bits]
+        blocks["pitch"], blocks["alphabet"] = pitch, alphabet
         blocks["grain"] = step * step / head_dim * ROUNDING
         blocks["reach"] = ROUNDING / (alphabet / 2 - 0.5) ** 2
         blocks["gain"] = 1 / math.sqrt(1 + noise) if self.keep_norm else 1 / (1 + noise)
