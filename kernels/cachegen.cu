@@ -111,15 +111,15 @@ FN u32 cachegen_quantize_group(const Plane& plane, const CacheGenBlock& block, u
   counted = 0;
 
   for (u32 s = 0; s < MAX_SYMBOLS; ++s) store_u16(scratch.histogram + s * LANES, splat16(0));
-  for (u32 t = 0; t < plane.tokens; ++t) {
-    typename E::vraw bits = column.template load<WHOLE>(t);
+  auto load = [&](u32 t) { return column.template load<WHOLE>(t); };
+  in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, typename E::vraw bits) {
     vf32 x = E::to_float(bits);
     if (scratch.exact[t / TILE] >> t % TILE & 1) {
       if (!riding && sizeof(typename E::raw) == 2) rider = widen(bits);
       riding = true;
       // No error, but energy, if it is a number.
       energy = energy + select(absolute(x) < as_float(splat(0x7f800000)), x * x, splatf(0.f));
-      continue;
+      return;
     }
     float top = scratch.maxima[t];
     float factor = top != 0.f ? levels / top : 0.f, offset = top != 0.f ? levels : 0.f;
@@ -138,12 +138,18 @@ FN u32 cachegen_quantize_group(const Plane& plane, const CacheGenBlock& block, u
       count_row_u16(scratch.histogram, coded);
       ++counted;
     }
-  }
+  });
   warp_sync();
   float sums[3] = {first_lane(warp_sum(squared)), first_lane(warp_sum(energy)), first_lane(warp_max(worst))};
   for (u32 i = 0; i < 3; ++i) store_uniform(scratch.errors + i, sums[i]);
   return rows;
 }
+
+// A row of each of `FLIGHTS` groups.
+template <int FLIGHTS>
+struct CacheGenSymbols {
+  vu16 of[FLIGHTS];
+};
 
 // `FLIGHTS` neighbouring groups of one block: quantize, choose tables, code side by side with tables of N symbols.
 template <class E, int N, int FLIGHTS, bool WHOLE>
@@ -168,10 +174,15 @@ FN void cachegen_encode_groups(const Plane& plane, const CacheGenBlock& block, u
     store_bits((u32*)block.tables + (u64)(group + f) * TABLE_BITS, table, TABLE_BITS);
     encoders[f] = RansEncoder::make(part.words_end, rider);
   }
-  for (u32 row = rows; row--;)
+  auto load = [&](u32 row) {
+    CacheGenSymbols<FLIGHTS> symbols;
+    for (int f = 0; f < FLIGHTS; ++f) symbols.of[f] = load_u8(parts[f].symbols + (u64)row * LANES);
+    return symbols;
+  };
+  in_turn<BACKWARDS, 4>(rows, load, [&](u32, const CacheGenSymbols<FLIGHTS>& symbols) {
 #pragma clang loop unroll(full)
-    for (int f = 0; f < FLIGHTS; ++f)
-      encoders[f].template put<N>(parts[f].cumulative, load_u8(parts[f].symbols + (u64)row * LANES));
+    for (int f = 0; f < FLIGHTS; ++f) encoders[f].template put<N>(parts[f].cumulative, symbols.of[f]);
+  });
   for (int f = 0; f < FLIGHTS; ++f) {
     u32* states = (u32*)block.states + (u64)(group + f) * STATE_WORDS;
     store_uniform(states, (u32)(parts[f].words_end - encoders[f].position));

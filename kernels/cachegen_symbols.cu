@@ -9,22 +9,23 @@ FN void quantize_group(const Plane& plane, u32 level_count, const Column<E>& col
                        u8* symbols, u64 stride, float* errors) {
   float levels = (float)level_count;
   vf32 squared = splatf(0.f), energy = splatf(0.f), worst = splatf(0.f);
-  for (u32 t = 0; t < plane.tokens; ++t) {
+  auto load = [&](u32 t) { return column.template load<WHOLE>(t); };
+  in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, typename E::vraw bits) {
     float top = maxima[t], factor = levels / top;
-    vf32 x = E::to_float(column.template load<WHOLE>(t)), level = x * factor + levels;
+    vf32 x = E::to_float(bits), level = x * factor + levels;
     // What is no number, as in a token of zeros, is symbol 0.
     vu32 symbol = select(as_bits(absolute(level)) < 0x7f800000u, round_to_int(level), splat(0));
     store_u8(symbols + t * stride, narrow(select(column.idle(), splat(0), symbol)));
     if (exact[t / TILE] >> t % TILE & 1) {
       // No error, but energy, if it is a number.
       energy = energy + select(absolute(x) < as_float(splat(0x7f800000)), x * x, splatf(0.f));
-      continue;
+      return;
     }
     vf32 difference = E::to_float(E::from_float(int_to_float(symbol - level_count) / levels * top)) - x;
     squared = squared + difference * difference;
     energy = energy + x * x;
     worst = maximum(worst, absolute(difference));
-  }
+  });
   float sums[3] = {first_lane(warp_sum(squared)), first_lane(warp_sum(energy)), first_lane(warp_max(worst))};
   for (u32 i = 0; i < 3; ++i) store_uniform(errors + i, sums[i]);
 }
@@ -88,16 +89,17 @@ FN void dequantize_group(const Plane& plane, const TokenSection& section, u32 gr
                          const float* maxima, const u32* exact, const u8* symbols, u64 stride) {
   float levels = (float)level_count;
   u32 rows = 0;
-  for (u32 t = 0; t < plane.tokens; ++t) {
+  auto load = [&](u32 t) { return load_u8(symbols + t * stride); };
+  in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, vu16 symbols_of_token) {
     if (exact[t / TILE] >> t % TILE & 1) {
       if (rows == section.row_count) return;
       const typename E::raw* row = (const typename E::raw*)section.rows + (u64)rows++ * plane.heads * plane.head_dim;
       column.template store<WHOLE>(t, load_some(row + (u64)group * LANES, column.active));
-      continue;
+      return;
     }
-    vu32 symbol = widen(load_u8(symbols + t * stride));
+    vu32 symbol = widen(symbols_of_token);
     column.template store<WHOLE>(t, E::from_float(int_to_float(symbol - level_count) / levels * maxima[t]));
-  }
+  });
 }
 
 #define CACHEGEN_DEQUANTIZE(suffix, E)                                                                                   \

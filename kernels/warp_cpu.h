@@ -303,6 +303,21 @@ struct Strip {
   }
 };
 
+// table[index of the lane]; `neighbours` says whether the lanes' indexes follow each other.
+FN vf32 gather_f32(const float* table, vu32 index, bool neighbours) {
+  return neighbours ? load_as<vf32>(table + index[0]) : gather_f32(table, index);
+}
+
+// Rows below `count` in turn: `work(row, load(row))`. A processor looks ahead by itself.
+enum Order : bool { FORWARDS, BACKWARDS };
+template <Order ORDER, u32 AHEAD = 2, class Load, class Work>
+FN void in_turn(u32 count, Load load, Work work) {
+  for (u32 turn = 0; turn < count; ++turn) {
+    u32 row = ORDER == BACKWARDS ? count - 1 - turn : turn;
+    [[clang::always_inline]] work(row, load(row));
+  }
+}
+
 // ------------------------------------------------------------------------------------------- half precision
 // Integer forms, for processors without conversion instructions.
 FN vf32 half_to_float(vu16 h) {

@@ -234,6 +234,30 @@ struct Strip {
   }
 };
 
+// table[index of the lane]; `neighbours` says whether the lanes' indexes follow each other.
+FN vf32 gather_f32(const float* table, vu32 index, bool neighbours) { return table[index]; }
+
+// Rows below `count` in turn, `work(row, load(row))`, with the next ones under way meanwhile: by itself no load passes the stores
+// of the work before it. AHEAD rows are asked for at once and worked on a turn later, when their registers may be moved
+// without waiting; the last turn asks for its own again, so that no row is touched that is not there.
+enum Order : bool { FORWARDS, BACKWARDS };
+template <Order ORDER, u32 AHEAD = 2, class Load, class Work>
+FN void in_turn(u32 count, Load load, Work work) {
+  auto row_of = [=](u32 turn) { return ORDER == BACKWARDS ? count - 1 - turn : turn; };
+  decltype(load(0)) loaded[AHEAD], under_way[AHEAD];
+  u32 turn = 0;
+  if (AHEAD <= count)
+    for (u32 i = 0; i < AHEAD; ++i) loaded[i] = load(row_of(i));
+  for (; turn + AHEAD <= count; turn += AHEAD) {
+    u32 next = turn + 2 * AHEAD <= count ? turn + AHEAD : turn;
+    for (u32 i = 0; i < AHEAD; ++i) under_way[i] = load(row_of(next + i));
+    for (u32 i = 0; i < AHEAD; ++i) work(row_of(turn + i), loaded[i]);
+    for (u32 i = 0; i < AHEAD; ++i) loaded[i] = under_way[i];
+  }
+#pragma unroll 1
+  for (; turn < count; ++turn) work(row_of(turn), load(row_of(turn)));
+}
+
 // ------------------------------------------------------------------------------------------- half precision
 #ifndef KVZIP_EMULATED  // the tests' emulator brings its own
 FN float cvt_f32_f16(u16 h) {
