@@ -89,17 +89,23 @@ struct Unrotated {
     }
     return u;
   }
-  METHOD vf32 load(u32 token) const {
-    vf32 x = E::to_float(own.whole ? own.template load<true>(token) : own.template load<false>(token));
-    if (!turns) return x;
-    vf32 y = E::to_float(partner.whole ? partner.template load<true>(token) : partner.template load<false>(token));
-    const float* cosine = cosines + (u64)token * head_dim;
-    const float* sine = sines + (u64)token * head_dim;
-    if (joined) {
-      u32 first = first_lane(dims);
-      return x * as_float(load_u32((const u32*)cosine + first)) + y * as_float(load_u32((const u32*)sine + first));
-    }
-    return x * gather_f32(cosine, dims) + y * gather_f32(sine, dims);
+  // What a token's numbers are made of, the last three only where they are turned.
+  struct Loaded {
+    typename E::vraw own, partner;
+    vf32 cosine, sine;
+  };
+  METHOD Loaded load(u32 token) const {
+    Loaded l;
+    l.own = own.whole ? own.template load<true>(token) : own.template load<false>(token);
+    if (!turns) return l;
+    l.partner = partner.whole ? partner.template load<true>(token) : partner.template load<false>(token);
+    l.cosine = gather_f32(cosines + (u64)token * head_dim, dims, joined);
+    l.sine = gather_f32(sines + (u64)token * head_dim, dims, joined);
+    return l;
+  }
+  METHOD vf32 numbers(const Loaded& l) const {
+    vf32 x = E::to_float(l.own);
+    return turns ? x * l.cosine + E::to_float(l.partner) * l.sine : x;
   }
 };
 
@@ -112,15 +118,17 @@ FN void kvtc_variance(const Plane& plane, const KvtcPlane& side, u32 group, floa
   const u32* exact = (const u32*)side.exact;
   vf32 sum = splatf(0.f), squares = splatf(0.f);
   u32 count = 0;
-  for (u32 t = 0; t < plane.tokens; ++t)
-    if (!kvtc_is_exact(exact, t)) sum = sum + keys.load(t), ++count;
+  auto load = [&](u32 t) { return keys.load(t); };
+  in_turn<FORWARDS, 4>(plane.tokens, load, [&](u32 t, const typename Unrotated<E>::Loaded& loaded) {
+    if (!kvtc_is_exact(exact, t)) sum = sum + keys.numbers(loaded), ++count;
+  });
   float n = count ? (float)count : 1.f;
   vf32 mean = sum / n;
-  for (u32 t = 0; t < plane.tokens; ++t)
-    if (!kvtc_is_exact(exact, t)) {
-      vf32 d = keys.load(t) - mean;
-      squares = squares + d * d;
-    }
+  in_turn<FORWARDS, 4>(plane.tokens, load, [&](u32 t, const typename Unrotated<E>::Loaded& loaded) {
+    if (kvtc_is_exact(exact, t)) return;
+    vf32 d = keys.numbers(loaded) - mean;
+    squares = squares + d * d;
+  });
   store_u32((u32*)variances, as_bits(squares / n));
 }
 
@@ -137,16 +145,17 @@ FOR_ELEMENT_TYPES(KVTC_VARIANCE)
 // magnitude of each token in the group.
 template <class E>
 FN void kvtc_forward(const Plane& plane, const KvtcPlane& side, u32 group, float* peaks) {
-  Unrotated<E> numbers = Unrotated<E>::make(plane, side, group);
+  Unrotated<E> turned = Unrotated<E>::make(plane, side, group);
   const u32* exact = (const u32*)side.exact;
   const float* scales = (const float*)side.scales;
   float* rows = (float*)side.rows + group * LANES;
-  for (u32 t = 0; t < plane.tokens; ++t) {
+  auto load = [&](u32 t) { return turned.load(t); };
+  in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, const typename Unrotated<E>::Loaded& loaded) {
     vf32 z = splatf(0.f);
-    if (!kvtc_is_exact(exact, t)) z = numbers.load(t) * scales[t];
-    store_some((u32*)rows + (u64)t * side.row_stride, as_bits(z), numbers.own.active);
+    if (!kvtc_is_exact(exact, t)) z = turned.numbers(loaded) * scales[t];
+    store_some((u32*)rows + (u64)t * side.row_stride, as_bits(z), turned.own.active);
     store_uniform(peaks + t, first_lane(warp_max(absolute(z))));
-  }
+  });
 }
 
 #define KVTC_FORWARD(suffix, E)                                                                                     \
@@ -189,58 +198,70 @@ struct Restored {
     }
     return r;
   }
-  METHOD vf32 load(u32 token) const {
+  // The last three only where numbers are turned.
+  struct Loaded {
+    float scale;
+    vf32 own, partner, cosine, sine;
+  };
+  METHOD Loaded load(u32 token) const {
     const float* row = rows + (u64)token * row_stride;
-    float scale = scales[token];
-    vf32 x = as_float(load_some((const u32*)row + first, active)) * scale;
-    if (!turns) return x;
-    vf32 y;
-    if (adjoining)
-      y = as_float(load_u32((const u32*)row + first_lane(partners)));
-    else
-      y = gather_f32(row, partners);
-    y = y * scale;
-    const float* cosine = cosines + (u64)token * head_dim;
-    const float* sine = sines + (u64)token * head_dim;
-    if (joined) {
-      u32 d = first_lane(dims);
-      return x * as_float(load_u32((const u32*)cosine + d)) + y * as_float(load_u32((const u32*)sine + d));
-    }
-    return x * gather_f32(cosine, dims) + y * gather_f32(sine, dims);
+    Loaded l;
+    l.scale = scales[token];
+    l.own = as_float(load_some((const u32*)row + first, active));
+    if (!turns) return l;
+    l.partner = gather_f32(row, partners, adjoining);
+    l.cosine = gather_f32(cosines + (u64)token * head_dim, dims, joined);
+    l.sine = gather_f32(sines + (u64)token * head_dim, dims, joined);
+    return l;
+  }
+  METHOD vf32 numbers(const Loaded& l) const {
+    vf32 x = l.own * l.scale;
+    return turns ? x * l.cosine + l.partner * l.scale * l.sine : x;
   }
 };
 
 template <class E>
 FN void kvtc_inverse(const Plane& plane, const KvtcPlane& side, u32 group) {
-  Restored numbers = Restored::make(plane, side, group);
+  Restored rows = Restored::make(plane, side, group);
   Column<E> column = Column<E>::make(plane, group);
   const u32* exact = (const u32*)side.exact;
-  for (u32 t = 0; t < plane.tokens; ++t) {
-    if (kvtc_is_exact(exact, t)) continue;
-    typename E::vraw x = E::from_float(numbers.load(t));
+  auto load = [&](u32 t) { return rows.load(t); };
+  in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, const Restored::Loaded& loaded) {
+    if (kvtc_is_exact(exact, t)) return;
+    typename E::vraw x = E::from_float(rows.numbers(loaded));
     if (column.whole)
       column.template store<true>(t, x);
     else
       column.template store<false>(t, x);
-  }
+  });
 }
+
+// A token in the plane and in the coefficient rows.
+template <class E>
+struct KvtcBoth {
+  typename E::vraw plane;
+  Restored::Loaded row;
+};
 
 // What the inverse would make, beside the plane as it is: squared error, energy, largest error of a group.
 template <class E>
 FN void kvtc_errors(const Plane& plane, const KvtcPlane& side, u32 group, float* errors) {
-  Restored numbers = Restored::make(plane, side, group);
+  Restored rows = Restored::make(plane, side, group);
   Column<E> column = Column<E>::make(plane, group);
   const u32* exact = (const u32*)side.exact;
   vf32 squared = splatf(0.f), energy = splatf(0.f), worst = splatf(0.f);
-  for (u32 t = 0; t < plane.tokens; ++t) {
-    vf32 x = E::to_float(column.whole ? column.template load<true>(t) : column.template load<false>(t));
+  auto load = [&](u32 t) {
+    return KvtcBoth<E>{column.whole ? column.template load<true>(t) : column.template load<false>(t), rows.load(t)};
+  };
+  in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, const KvtcBoth<E>& loaded) {
+    vf32 x = E::to_float(loaded.plane);
     energy = energy + select(absolute(x) < as_float(splat(0x7f800000)), x * x, splatf(0.f));
-    if (kvtc_is_exact(exact, t)) continue;
-    vf32 difference = absolute(E::to_float(E::from_float(numbers.load(t))) - x);
+    if (kvtc_is_exact(exact, t)) return;
+    vf32 difference = absolute(E::to_float(E::from_float(rows.numbers(loaded.row))) - x);
     difference = select(column.idle(), splatf(0.f), difference);
     squared = squared + difference * difference;
     worst = maximum(worst, difference);
-  }
+  });
   float sums[3] = {first_lane(warp_sum(squared)), first_lane(warp_sum(energy)), first_lane(warp_max(worst))};
   for (u32 i = 0; i < 3; ++i) store_uniform(errors + i, sums[i]);
 }

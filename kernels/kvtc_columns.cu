@@ -54,11 +54,13 @@ FN vm32 is_true(vu32 x) { return x != 0u; }
 
 // ------------------------------------------------------------------------------------------- encoding
 
-// Integers of a column: nearest multiples of the step.
-FN vu32 kvtc_integer(const KvtcBlock& block, u32 group, u32 token, u32 active) {
-  const u32* row = (const u32*)block.rows + (u64)token * block.row_stride + group * LANES;
-  return round_to_int(as_float(load_some(row, active)) * block.inverse_step);
+// A row of a group, as bits of floats.
+FN vu32 kvtc_row(const KvtcBlock& block, u32 group, u32 token, u32 active) {
+  return load_some((const u32*)block.rows + (u64)token * block.row_stride + group * LANES, active);
 }
+
+// Integers of a column: nearest multiples of the step.
+FN vu32 kvtc_integer(const KvtcBlock& block, vu32 row) { return round_to_int(as_float(row) * block.inverse_step); }
 
 FN vf32 floor_float(vf32 x) {
   vf32 nearest = int_to_float(round_to_int(x));
@@ -73,15 +75,16 @@ FN ColumnCode choose_columns(const KvtcBlock& block, u32 group, u32 active, u16*
   vu32 first = splat(0), changes = splat(0);
   vf32 sum = splatf(0.f), squares = splatf(0.f);
   u32 count = 0;
-  for (u32 t = 0; t < block.tokens; ++t) {
-    if (exact[t / 32] >> t % 32 & 1) continue;
-    vu32 q = kvtc_integer(block, group, t, active);
+  auto load = [&](u32 t) { return kvtc_row(block, group, t, active); };
+  in_turn<FORWARDS, 4>(block.tokens, load, [&](u32 t, vu32 row) {
+    if (exact[t / 32] >> t % 32 & 1) return;
+    vu32 q = kvtc_integer(block, row);
     if (!count++) first = q;
     vf32 d = int_to_float(q - first);
     changes = changes | (q - first);
     sum = sum + d;
     squares = squares + d * d;
-  }
+  });
   float n = count ? (float)count : 1.f;
   vf32 offset = sum / n;
   vf32 variance = squares / n - offset * offset;
@@ -103,12 +106,12 @@ FN ColumnCode choose_columns(const KvtcBlock& block, u32 group, u32 active, u16*
   // Counts of symbols from the start of the lowest window on.
   vu32 base = window_start(center - 1u, 2);
   for (u32 i = 0; i < HISTOGRAM_ROWS; ++i) store_u16(histogram + i * LANES, splat16(0));
-  for (u32 t = 0; t < block.tokens; ++t) {
-    if (exact[t / 32] >> t % 32 & 1) continue;
-    vu32 place = shift_right_signed(kvtc_integer(block, group, t, active), code.low_bits) - base;
+  in_turn<FORWARDS, 4>(block.tokens, load, [&](u32 t, vu32 row) {
+    if (exact[t / 32] >> t % 32 & 1) return;
+    vu32 place = shift_right_signed(kvtc_integer(block, row), code.low_bits) - base;
     place = select(place >= 0x80000000u, splat(0), select(place < HISTOGRAM_ROWS, place, splat(HISTOGRAM_ROWS - 1)));
     count_row_u16(histogram, narrow(place));
-  }
+  });
   warp_sync();
 
   vu32 narrowest = select(code.low_bits != 0u, splat(WIDEST), splat(0));
@@ -153,11 +156,12 @@ FN void kvtc_put_columns(const KvtcBlock& block, u32 group, u32 active, const Co
   load_tables<N>(cumulative, families, code.table(), still);
   vu32 start = window_start(code.mean, code.alphabet), low_bits = select(still, splat(0), code.low_bits);
   u32 last = alphabet_size(code.alphabet) - 1, most_low_bits = largest(low_bits);
-  for (u32 t = block.tokens; t--;) {
-    if (exact[t / 32] >> t % 32 & 1) continue;
-    vu32 q = kvtc_integer(block, group, t, active);
-    float* row = (float*)block.rows + (u64)t * block.row_stride + group * LANES;
-    store_some((u32*)row, as_bits(int_to_float(q) * block.step), active);
+  auto load = [&](u32 t) { return kvtc_row(block, group, t, active); };
+  in_turn<BACKWARDS>(block.tokens, load, [&](u32 t, vu32 row) {
+    if (exact[t / 32] >> t % 32 & 1) return;
+    vu32 q = kvtc_integer(block, row);
+    u32* decoded = (u32*)block.rows + (u64)t * block.row_stride + group * LANES;
+    store_some(decoded, as_bits(int_to_float(q) * block.step), active);
 
     vu32 place = shift_right_signed(q, low_bits) - start, negative = place >> 31;
     vu32 below = select(place == 0u, splat(1), negative), above = select(place >= last, 1u - negative, splat(0));
@@ -168,7 +172,7 @@ FN void kvtc_put_columns(const KvtcBlock& block, u32 group, u32 active, const Co
     if (most_low_bits) encoder.put_bits(q, select(low_bits > 12u, splat(12), low_bits));
     if (ballot(is_true(escapes))) encoder.put_bits(beyond, escapes * ESCAPE_BITS);
     encoder.template put<N>(cumulative, narrow(symbol));
-  }
+  });
 }
 
 KERNEL(kvtc_encode, const KvtcBlock* blocks, const KvtcWarp* which, const u16* families, const u16* costs,
