@@ -42,10 +42,11 @@ KERNEL(bytes_encode, const BytesBlock* blocks, u16* words, u32 strips, u32 word_
       vu32 entry = select((vm32)(lane_ids() < strip.rest), gather_u32(entries, start + byte), splat(RANS_SCALE << 16));
       encoder.put(entry & 0xffffu, entry >> 16);
     }
-    for (u32 row = strip.rows; row--;) {
-      vu32 entry = gather_u32(entries, start + widen(load_u8(strip.bytes + row * LANES)));
+    auto load = [&](u32 row) { return load_u8(strip.bytes + row * LANES); };
+    in_turn<BACKWARDS, 4>(strip.rows, load, [&](u32, vu16 bytes) {
+      vu32 entry = gather_u32(entries, start + widen(bytes));
       encoder.put(entry & 0xffffu, entry >> 16);
-    }
+    });
     u32* states = (u32*)block.states + (u64)(warp % strips) * STATE_WORDS;
     store_uniform(states, (u32)(words_end - encoder.position));
     store_u32(states + 1, encoder.x);

@@ -158,24 +158,26 @@ FN Octaves choose_octaves(const Plane& plane, const u32* zeros, const Column<E>&
                           u16* histogram, const u16* costs) {
   u32 stride = (plane.tokens + SAMPLED - 1) / SAMPLED, exponents = (1u << format.exponent_bits) - 1u;
   vu32 sum = splat(0), count = splat(0);
-  for (u32 t = 0; t < plane.tokens; t += stride) {
-    if (in_mask(zeros, t)) continue;
-    vu32 exponent = widen(E::head(E::from(column.template load<WHOLE>(t)), format.mantissa_bits)) & exponents;
+  u32 samples = (plane.tokens + stride - 1) / stride;
+  auto load = [&](u32 s) { return column.template load<WHOLE>(s * stride); };
+  in_turn<FORWARDS, 4>(samples, load, [&](u32 s, typename E::vraw row) {
+    if (in_mask(zeros, s * stride)) return;
+    vu32 exponent = widen(E::head(E::from(row), format.mantissa_bits)) & exponents;
     vm32 finite = exponent - 1u < format.special - 1u;
     sum = sum + select(finite, exponent, splat(0));
     count = count + select(finite, splat(1), splat(0));
-  }
+  });
   vu32 n = select(count == 0u, splat(1), count);
   vu32 average = divide(sum + (n >> 1), n), counted_top = average + 6u;
 
   for (u32 s = 0; s < MAX_SYMBOLS; ++s) store_u16(histogram + s * LANES, splat16(0));
   vu16 top = narrow(counted_top);
-  for (u32 t = 0; t < plane.tokens; t += stride) {
-    if (in_mask(zeros, t)) continue;
-    vu16 head = E::head(E::from(column.template load<WHOLE>(t)), format.mantissa_bits);
+  in_turn<FORWARDS, 4>(samples, load, [&](u32 s, typename E::vraw row) {
+    if (in_mask(zeros, s * stride)) return;
+    vu16 head = E::head(E::from(row), format.mantissa_bits);
     vu16 sign = head >> (u16)format.exponent_bits;
     count_row_u16(histogram, sign * (u16)LEVELS + level_of(head & (u16)exponents, top));
-  }
+  });
   warp_sync();
 
   // A normal distribution's average exponent is an octave and a half below its root mean square.
@@ -231,9 +233,10 @@ FN void lossless_encode_group(const Plane& plane, const LosslessBlock& block, u3
   vu16 top = narrow(tops), exponents = splat16((1u << format.exponent_bits) - 1u);
   vu16 in_use = narrow(select(idle, splat(0), splat(0xffff)));
   u32 row = coded - (E::RIDES ? 1 : 0);
-  for (u32 t = plane.tokens; t-- > first;) {
-    if (in_mask(zeros, t)) continue;
-    wide x = E::from(column.template load<WHOLE>(t));
+  auto load = [&](u32 t) { return column.template load<WHOLE>(first + t); };
+  in_turn<BACKWARDS>(plane.tokens - first, load, [&](u32 t, typename E::vraw loaded) {
+    if (in_mask(zeros, first + t)) return;
+    wide x = E::from(loaded);
     vu16 head = E::head(x, format.mantissa_bits), exponent = head & exponents;
     vu16 level = level_of(exponent, top) & in_use;
     vm16 escaped = level == (u16)ESCAPE;
@@ -241,7 +244,7 @@ FN void lossless_encode_group(const Plane& plane, const LosslessBlock& block, u3
     vu16 symbol = level + (head >> (u16)format.exponent_bits) * (u16)LEVELS;
     encoder.put<MAX_SYMBOLS>(scratch.cumulative, symbol);
     E::store((u32*)block.mantissas + ((u64)--row * groups + group) * bits, x, bits, dropped);
-  }
+  });
 
   u32* states = (u32*)block.states + (u64)group * STATE_WORDS;
   store_uniform(states, (u32)(scratch.words_end - encoder.position));
