@@ -1,9 +1,9 @@
 // kvtc's columns: integers of a few bits, far outliers included, coded exactly.
 //
-// A column has a deviation (64 of them, 12 an octave, up to 3.8 symbols), a mean in sixteenths of a symbol, and if it
-// is // wider, raw low bits. A symbol is a value's place in a window of 8, 16 or 32 around the mean; the outermost
-// two are // escapes, behind which 8 raw bits say how far beyond the value lies. Raw bits are symbols of equal
-// frequencies. // A column that never changes has its constant in place of a mean, and costs nothing more.
+// A column has a deviation (64 of them, 12 an octave, up to 3.8 symbols), a mean in sixteenths of a symbol, and if it is
+// wider, raw low bits. A symbol is a value's place in a window of 8, 16 or 32 around the mean; the outermost two are
+// escapes, behind which 8 raw bits say how far beyond the value lies. Raw bits are symbols of equal frequencies. A column
+// that never changes has its constant in place of a mean, and costs nothing more.
 #include "rans.h"
 
 constexpr u32 WIDEST = 52;           // the first of the 12 deviations that columns with raw low bits have
