@@ -221,6 +221,11 @@ INSTRUCTIONS: list[tuple[str, Callable[[int], int]]] = [
     ("cvt.rn.f32.u32 %f1, %r1; cvt.rzi.u32.f32 %r2, %f1;", lambda x: int(np.float32(x)) if x < 2**31 else -1),
     ("cvt.s32.s8 %r2, %r1;", lambda x: (x & 255) - (256 if x & 128 else 0)),
     ("mov.f32 %f1, 0f7FC00001; add.rn.f32 %f1, %f1, %f1; mov.b32 %r2, %f1;", lambda x: 0x7FFFFFFF),
+    ("max.NaN.f32 %f1, 0f3F800000, 0fFFC00001; mov.b32 %r2, %f1;", lambda x: 0x7FFFFFFF),
+    # Rounded once: neither the product nor, as a double, the sum comes out of this as a tie.
+    ("fma.rn.f32 %f1, 0f3F800800, 0f3F800800, 0fBF801000; mov.b32 %r2, %f1;", lambda x: 0x33800000),
+    ("fma.rn.f32 %f1, 0f33800100, 0f3F7FFE00, 0f3F800001; mov.b32 %r2, %f1;", lambda x: 0x3F800001),
+    ("cvt.rn.bf16x2.f32 %r2, 0f3F808000, 0f7F800001;", lambda x: 0x3F807FFF),
     ("@%p1 bra $A; mov.u32 %r2, 1; bra $B; $A: mov.u32 %r2, 2; $B:", lambda x: 1),
     ("mov.b64 %rd2, {%r1, 9}; shr.u64 %rd2, %rd2, 31; cvt.u32.u64 %r2, %rd2;", lambda x: (9 << 32 | x) >> 31),
 ]
@@ -242,7 +247,7 @@ def test_instructions_mean_what_the_isa_says(code: str, expected: Callable[[int]
 @pytest.mark.parametrize(
     "code",
     [
-        "fma.rn.f32 %f1, %f1, %f1, %f1;",
+        "fma.rz.f32 %f1, %f1, %f1, %f1;",
         "add.rz.f32 %f1, %f1, %f1;",
         "cp.async.ca.shared.global [%r1], [%rd1], 16;",
         "mov.u32 %r2, %clock;",

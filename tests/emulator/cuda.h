@@ -128,7 +128,16 @@ EMULATED float __fsqrt_rn(float x) { return __builtin_elementwise_sqrt(x); }
 EMULATED double __dsqrt_rn(double x) { return __builtin_elementwise_sqrt(x); }
 template <class T>
 EMULATED T __ldg(const T* p) { return *p; }
-// The conversions as the hardware does them: all NaN become one.
+EMULATED float fabsf(float x) { return __builtin_fabsf(x); }
+EMULATED float fmaxf(float a, float b) { return a > b || b != b ? a : b; }
+// Instructions as the hardware does them: all NaN become one.
+EMULATED float larger_or_nan(float a, float b) { return a != a || b != b ? __uint_as_float(0x7fffffffu) : fmaxf(a, b); }
+EMULATED float fused(float a, float b, float c) { return emulator::fused(a, b, c); }
+EMULATED unsigned emulated_bfloat(float x) {
+  unsigned bits = __float_as_uint(x);
+  return x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : 0x7fff;
+}
+EMULATED unsigned cvt_bf16x2_f32(float high, float low) { return emulated_bfloat(high) << 16 | emulated_bfloat(low); }
 EMULATED float cvt_f32_f16(unsigned short bits) {
   float x = emulated_bits<_Float16>(bits);
   return x == x ? x : __uint_as_float(0x7fffffffu);

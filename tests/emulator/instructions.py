@@ -41,6 +41,8 @@ _OPERATIONS = {
     "abs": "magnitude(a)",
     "min": "smaller(a, b)",
     "max": "larger(a, b)",
+    "max.NaN": "larger_or_nan(a, b)",
+    "fma.rn": "number(fused(a, b, c))",
     "and": "(T)(a & b)",
     "or": "(T)(a | b)",
     "xor": "(T)(a ^ b)",
@@ -201,6 +203,9 @@ class Instructions:
     def _cvt(self, modifiers: list[str], operands: list[str]) -> str:
         *how, to, source = modifiers
         x = self.value(operands[1], TYPES[source])
+        if (how, to, source) == (["rn"], "bf16x2", "f32"):
+            low = self.value(operands[2], "float")
+            return f"set({self._destination(operands[0])}, (u32)to_bfloat({x}) << 16 | to_bfloat({low}));"
         floats = {"f64", "f32", "f16", "bf16"}
         x = {"f16": f"from_half({x})", "bf16": f"as<float>((u32){x} << 16)"}.get(source, x)
         match (to in floats, source in floats, how):

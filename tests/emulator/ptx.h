@@ -62,6 +62,7 @@ template <class T>
 PTX T larger(T a, T b) { return a > b ? a : b; }
 PTX float smaller(float a, float b) { return a != a ? number(b) : b != b ? a : a < b || (a == b && as<i32>(as<u32>(a)) < 0) ? a : b; }
 PTX float larger(float a, float b) { return a != a ? number(b) : b != b ? a : a > b || (a == b && as<i32>(as<u32>(b)) < 0) ? a : b; }
+PTX float larger_or_nan(float a, float b) { return number(a != a ? a : b != b ? b : larger(a, b)); }
 template <class T>
 PTX T magnitude(T x) { return x < 0 ? -x : x; }
 PTX float magnitude(float x) { return __builtin_fabsf(x); }

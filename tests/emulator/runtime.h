@@ -35,6 +35,16 @@ extern "C" void emulator_access(u64 address, u32 size, Access access);
 extern "C" u64 emulator_atomic(Operation operation, u64 address, u32 size, u64 value);
 extern "C" u64 emulator_compare_and_swap(u64 address, u32 size, u64 expected, u64 value);
 
+// a * b + c in double, rounded to odd so that the float is what one rounding would give.
+static inline float fused(float a, float b, float c) {
+  double product = (double)a * b, sum = product + c, back = sum - product;
+  double error = (product - (sum - back)) + (c - back);
+  u64 bits = __builtin_bit_cast(u64, sum);
+  if ((error < 0 || error > 0) && !(bits & 1)) bits += (error > 0) == (sum > 0) ? 1 : -1;
+  return (float)__builtin_bit_cast(double, bits);
+}
+double fused(double a, double b, double c) = delete;
+
 // A kernel as the host sees it. Each one is made known by a function `describe_NAME(Kernel*)`.
 struct Kernel {
   void (*entry)(void** arguments);
