@@ -1,7 +1,7 @@
 // 8-bit floats (Micikevicius et al., arXiv:2209.05433): encode, decode, and the maxima from which scales are made.
 //
 // One warp takes a tile of tokens of one plane. Encoded bytes lie token-major, [tokens][channels]. A scale belongs to a
-// token, a head, both or the whole block: it is found at scales[token * token_step + head * head_step].
+// token, a head or the whole block: it is found at scales[token * token_step + head * head_step], steps of 0 or 1.
 #include "warp.h"
 
 struct Fp8Block {
@@ -22,21 +22,31 @@ struct Fp8Code {
 // are rounded to the nearest code, ties to even. Those above LIMIT become LARGEST, or OVERFLOW without saturation.
 template <u32 MANTISSA, u32 BIAS, u32 SMALLEST, u32 LIMIT, u32 LARGEST, u32 OVERFLOW>
 struct Fp8Format {
+  // The largest number, as float32 bits.
+  enum : u32 { TOP = (LARGEST + (BIAS << MANTISSA)) << (23 - MANTISSA) };
+
+  // |x| up to LIMIT. The code is in the lowest byte, and something above it.
+  static METHOD Fp8Code round(vf32 x) {
+    // Adding 1.5 * 2^(e + SHIFT), where x has the exponent e or less, rounds x to MANTISSA bits of that exponent and leaves
+    // them as an integer in the sum's lowest bits. Numbers below the smallest normal one take its exponent. The code is that
+    // integer, and 2^MANTISSA for each exponent above the smallest one: so much more there is in the sum's own exponent.
+    // OFFSET is such that the lowest byte of both together counts from 0.
+    constexpr u32 SHIFT = 23 - MANTISSA, RAISE = (SHIFT << 23) + 0x400000;
+    constexpr u32 OFFSET = (0u - ((SMALLEST + RAISE) >> SHIFT)) & 0xffu;
+    static_assert(OFFSET % 2 == 0, "else ties would go to odd codes");
+    vf32 adder = as_float((as_bits(x) & 0x7f800000u) + (RAISE + OFFSET));
+    adder = larger(adder, as_float(splat(SMALLEST + RAISE + OFFSET)));
+    vf32 sum = magnitude_of(x) + adder;
+    return {as_bits(sum) + (as_bits(sum) >> SHIFT), sum - adder};
+  }
+  // Any x whose sign is clear.
   static METHOD Fp8Code encode(vf32 x, bool saturate) {
-    constexpr u32 SHIFT = 23 - MANTISSA;
-    // Adding this to a subnormal rounds it to a multiple of the smallest step, which then are the sum's lowest bits.
-    vf32 step_adder = as_float(splat(SMALLEST + (SHIFT << 23)));
-    vu32 u = as_bits(x), bits = u & 0x7fffffffu;
-    vu32 rounded = (bits + ((1u << (SHIFT - 1)) - 1u) + (bits >> SHIFT & 1u)) & ~((1u << SHIFT) - 1u);
-    vf32 sum = as_float(bits) + step_adder;
-    vm32 subnormal = bits < SMALLEST, beyond = bits > LIMIT;
-    vu32 code = select(subnormal, as_bits(sum) - as_bits(step_adder), (rounded >> SHIFT) - (BIAS << MANTISSA));
-    code = select(beyond, splat(saturate ? LARGEST : OVERFLOW), code);
+    Fp8Code rounded = round(x);
+    vu32 bits = as_bits(x);
+    vm32 beyond = bits > LIMIT;
+    vu32 code = select(beyond, splat(saturate ? LARGEST : OVERFLOW), rounded.code);
     code = select(bits > 0x7f800000u, splat(0x7f), code);
-    vf32 magnitude = select(subnormal, sum - step_adder, as_float(rounded));
-    u32 largest = ((LARGEST + (BIAS << MANTISSA)) << SHIFT);
-    magnitude = select(beyond, as_float(splat(saturate ? largest : 0x7f800000u)), magnitude);
-    return {code | (u >> 24 & 0x80u), magnitude};
+    return {code, select(beyond, as_float(splat(saturate ? (u32)TOP : 0x7f800000u)), rounded.magnitude)};
   }
 };
 
@@ -57,40 +67,43 @@ struct E5m2 : Fp8Format<2, 112, 0x38800000, 0x476fffff, 0x7b, 0x7c> {
 // A NaN goes through unchanged: what arithmetic makes of its sign and payload differs between processors.
 FN vf32 unless_nan(vf32 result, vf32 x) { return select((vm32)(x == x), result, x); }
 
-// How the channels of a strip find their scales. All of one head share a number; else each has its own.
-enum Scaling { UNSCALED, UNIFORM, PER_CHANNEL };
+// What shares a scale: nothing, the channels of a token, or the tokens of a channel.
+enum Scaling { UNSCALED, PER_TOKEN, PER_CHANNEL };
 
-template <Scaling S>
+FN Scaling scaling_of(const Fp8Block& block) {
+  return !block.scales ? UNSCALED : block.token_step ? PER_TOKEN : PER_CHANNEL;
+}
+
+// The scales of a strip's rows, which begin with token `start`. All channels that a lane has of a whole strip are of one head.
+template <Scaling S, bool WHOLE>
 struct Scales {
-  const float* scales;
-  u32 token_step;
-  Pack<vu32> offsets;
+  enum : int { COUNT = WHOLE ? 1 : PACK };
+  const float* of_rows;
+  Divisor of_channels[COUNT];
 
-  static METHOD Scales make(const Plane& plane, const Fp8Block& block, u32 strip) {
+  static METHOD Scales make(const Plane& plane, const Fp8Block& block, u32 strip, u32 start) {
+    const float* scales = (const float*)block.scales;
     Scales s;
-    u32 first = strip * (LANES * PACK), last = plane.heads * plane.head_dim - 1;
-    s.token_step = block.token_step;
-    s.scales = (const float*)block.scales + (S == UNIFORM ? first / plane.head_dim * block.head_step : 0);
-    for (int i = 0; S == PER_CHANNEL && i < PACK; ++i) {
+    s.of_rows = scales + start;
+    if (S != PER_CHANNEL) return s;
+    u32 first = strip * (LANES * PACK), past = first + LANES * PACK, channels = plane.heads * plane.head_dim;
+    u32 last = (past < channels ? past : channels) - 1, head = first / plane.head_dim;
+    bool one_head = block.head_step == 0 || head == last / plane.head_dim;
+    for (int i = 0; i < COUNT; ++i) {
       vu32 channel = lane_ids() * (u32)PACK + (first + i);
-      s.offsets.v[i] = divide_by(select(channel < last, channel, splat(last)), plane.head_dim) * block.head_step;
+      vf32 scale;
+      if (one_head)
+        scale = splatf(scales[head * block.head_step]);
+      else
+        scale = gather_f32(scales, divide_by(select(channel < last, channel, splat(last)), plane.head_dim));
+      s.of_channels[i] = Divisor::make(scale);
     }
     return s;
   }
-  METHOD vf32 at(u32 token, int i) const {
-    if (S == UNSCALED) return splatf(1.f);
-    const float* p = scales + (u64)token * token_step;
-    return S == PER_CHANNEL ? gather_f32(p, offsets.v[i]) : splatf(*p);
+  METHOD vf32 at(u32 row, int i) const {
+    return S == PER_TOKEN ? splatf(of_rows[row]) : of_channels[WHOLE ? 0 : i].value;
   }
 };
-
-FN Scaling scaling_of(const Plane& plane, const Fp8Block& block, u32 strip) {
-  if (!block.scales) return UNSCALED;
-  u32 first = strip * (LANES * PACK), last = first + LANES * PACK - 1, channels = plane.heads * plane.head_dim;
-  last = last < channels ? last : channels - 1;
-  if (PACK > 1) return PER_CHANNEL;  // a GPU gathers as fast; fewer versions leave it more registers
-  return block.head_step == 0 || first / plane.head_dim == last / plane.head_dim ? UNIFORM : PER_CHANNEL;
-}
 
 // Squared error, energy and largest error of a tile.
 struct Fp8Errors {
@@ -98,96 +111,164 @@ struct Fp8Errors {
   vf32 worst;
 };
 
+// Encodes the rows of a strip and keeps count of what that does to them. Nearly all rows are plain: of finite numbers up to
+// the format's largest, for which nothing else has to be looked for.
 template <class E, class F, Scaling S, bool WHOLE>
-FN void fp8_encode_strip(const Plane& plane, const Fp8Block& block, u32 index, u32 start, u32 stop, bool saturate,
-                         const Strip<E>& strip, Fp8Errors& errors) {
-  u32 channels = plane.heads * plane.head_dim;
-  Scales<S> scales = Scales<S>::make(plane, block, index);
-  u8* out = (u8*)block.bytes + (u64)index * (LANES * PACK);
+struct Fp8Encoder {
+  typedef typename Strip<E>::Loaded Loaded;
+  const Strip<E>& strip;
+  const Scales<S, WHOLE>& scales;
+  RowDivisors* divisors;
+  bool saturate;
   Pack<vf32> squared, energy;
-  for (int i = 0; i < PACK; ++i) squared.v[i] = energy.v[i] = splatf(0.f);
-  vf32 worst = splatf(0.f);
-  constexpr u32 AT_ONCE = WHOLE ? (S == UNSCALED ? ROWS : (ROWS + 1) / 2) : 1;
-  for (u32 first = start; first < stop; first += AT_ONCE) {
-    typename Strip<E>::Loaded rows[AT_ONCE];
-    for (u32 r = 0; r < AT_ONCE; ++r) rows[r] = strip.template load<WHOLE>(first + r < stop ? first + r : first);
-    for (u32 r = 0; r < AT_ONCE && first + r < stop; ++r) {
-      u32 t = first + r;
-      Pack<typename E::vraw> bits = strip.values(rows[r]);
-      Pack<vu32> codes;
-      for (int i = 0; i < PACK; ++i) {
-        vf32 x = E::to_float(bits.v[i]), magnitude = absolute(x), scale = scales.at(t, i);
-        Fp8Code coded = F::encode(S == UNSCALED ? x : unless_nan(x / scale, x), saturate);
-        codes.v[i] = coded.code;
-        // Every element type holds an unscaled code exactly.
-        vf32 restored = S == UNSCALED ? coded.magnitude : E::to_float(E::from_float(coded.magnitude * scale));
-        vf32 difference = absolute(restored - magnitude);
-        // NaN and infinities have no error to speak of.
-        vm32 finite = difference < as_float(splat(0x7f800000));
-        difference = select(finite, difference, splatf(0.f));
-        magnitude = select(finite, magnitude, splatf(0.f));
-        squared.v[i] = squared.v[i] + difference * difference;
-        energy.v[i] = energy.v[i] + magnitude * magnitude;
-        worst = maximum(worst, difference);
-      }
-      strip.template store_bytes<WHOLE>(out + (u64)t * channels, codes);
-    }
+  vf32 worst;
+
+  METHOD void begin() {
+    for (int i = 0; i < PACK; ++i) squared.v[i] = energy.v[i] = splatf(0.f);
+    worst = splatf(0.f);
   }
-  errors.squared.add(squared);
-  errors.energy.add(energy);
-  errors.worst = maximum(errors.worst, warp_max(worst));
+  // Whether there may be plain rows: they divide by the scales' reciprocals.
+  METHOD bool prepare(u32 rows) const {
+    if (!WHOLE) return false;
+    if (S == PER_TOKEN) return divisors->set(scales.of_rows, rows);
+    return S == UNSCALED || scales.of_channels[0].exact();
+  }
+  METHOD void encode_plain(u32 row, const Loaded& loaded, u8* bytes) {
+    Pack<typename E::vraw> numbers = strip.values(loaded);
+    Pack<vu32> codes;
+    Divisor scale;
+    if (S != UNSCALED) scale = S == PER_TOKEN ? divisors->at(row) : scales.of_channels[0];
+    for (int i = 0; i < PACK; ++i) {
+      vf32 x = E::number(numbers.v[i]);
+      Fp8Code coded = F::round(S == UNSCALED ? x : scale.divide(x));
+      codes.v[i] = coded.code;
+      // Every element type holds an unscaled code exactly.
+      vf32 restored = S == UNSCALED ? coded.magnitude : E::nearest(coded.magnitude * scale.value);
+      count(i, x, restored - magnitude_of(x));
+    }
+    strip.template store_bytes<WHOLE>(bytes, strip.signed_bytes(codes, loaded));
+  }
+  METHOD void encode_any(u32 row, const Loaded& loaded, u8* bytes) {
+    Pack<typename E::vraw> numbers = strip.values(loaded);
+    Pack<vu32> codes;
+    for (int i = 0; i < PACK; ++i) {
+      vf32 x = absolute(E::to_float(numbers.v[i])), scale = S == UNSCALED ? splatf(1.f) : scales.at(row, i);
+      Fp8Code coded = F::encode(S == UNSCALED ? x : x / scale, saturate);
+      codes.v[i] = coded.code;
+      vf32 restored = S == UNSCALED ? coded.magnitude : E::to_float(E::from_float(coded.magnitude * scale));
+      vf32 difference = restored - x;
+      // NaN and infinities have no error to speak of.
+      vm32 finite = absolute(difference) < as_float(splat(0x7f800000));
+      count(i, select(finite, x, splatf(0.f)), select(finite, difference, splatf(0.f)));
+    }
+    strip.template store_bytes<WHOLE>(bytes, strip.signed_bytes(codes, loaded));
+  }
+  METHOD void count(int i, vf32 x, vf32 difference) {
+    squared.v[i] = squared.v[i] + difference * difference;
+    energy.v[i] = energy.v[i] + x * x;
+    worst = larger(worst, magnitude_of(difference));
+  }
+  METHOD bool finite() const {
+    vf32 sum = splatf(0.f);
+    for (int i = 0; i < PACK; ++i) sum = sum + (squared.v[i] + energy.v[i]);
+    return all(sum < as_float(splat(0x7f800000)));
+  }
+  METHOD void finish(Fp8Errors& errors) {
+    for (int i = 0; i < PACK; ++i) {
+      squared.v[i] = strip.zero_if_idle(squared.v[i], i);
+      energy.v[i] = strip.zero_if_idle(energy.v[i], i);
+    }
+    errors.squared.add(squared);
+    errors.energy.add(energy);
+    errors.worst = maximum(errors.worst, warp_max(strip.zero_if_idle(worst, 0)));
+  }
+};
+
+template <class E, class F, Scaling S, bool WHOLE>
+FN void fp8_encode_strip(const Plane& plane, const Fp8Block& block, u32 index, u32 start, u32 rows, bool saturate,
+                         const Strip<E>& strip, RowDivisors* divisors, Fp8Errors& errors) {
+  u32 channels = plane.heads * plane.head_dim;
+  Scales<S, WHOLE> scales = Scales<S, WHOLE>::make(plane, block, index, start);
+  Fp8Encoder<E, F, S, WHOLE> encoder = {strip, scales, divisors, saturate};
+  constexpr u32 AT_ONCE = S == PER_TOKEN ? (ROWS + 1) / 2 : ROWS;
+  for (bool plain = encoder.prepare(rows);; plain = false) {
+    u8* bytes = (u8*)block.bytes + (u64)start * channels + (u64)index * (LANES * PACK);
+    encoder.begin();
+    for (u32 row = 0; row < rows;) {
+      u32 next = row + AT_ONCE;
+      if (WHOLE && plain && next <= rows) {
+        typename Strip<E>::Loaded loaded[AT_ONCE];
+        strip.load(start + row, loaded);
+        if (S != UNSCALED || strip.none_above(loaded, scalar_as_float(F::TOP))) {
+          for (u32 r = 0; r < AT_ONCE; ++r, bytes += channels) encoder.encode_plain(row + r, loaded[r], bytes);
+          row = next;
+          continue;
+        }
+      }
+#pragma unroll 1
+      for (; row < rows && row < next; ++row, bytes += channels)
+        encoder.encode_any(row, strip.template load<WHOLE>(start + row), bytes);
+    }
+    // Scales leave nothing above the largest number but what is not finite, which the sums show: then once more.
+    if (S == UNSCALED || !WHOLE || !plain || encoder.finite()) break;
+  }
+  encoder.finish(errors);
 }
 
 template <class E, class F, Scaling S, bool WHOLE>
-FN void fp8_decode_strip(const Plane& plane, const Fp8Block& block, u32 index, u32 start, u32 stop,
+FN void fp8_decode_strip(const Plane& plane, const Fp8Block& block, u32 index, u32 start, u32 rows,
                          const Strip<E>& strip) {
   u32 channels = plane.heads * plane.head_dim;
-  Scales<S> scales = Scales<S>::make(plane, block, index);
-  const u8* in = (const u8*)block.bytes + (u64)index * (LANES * PACK);
+  Scales<S, WHOLE> scales = Scales<S, WHOLE>::make(plane, block, index, start);
+  const u8* in = (const u8*)block.bytes + (u64)start * channels + (u64)index * (LANES * PACK);
   constexpr u32 AT_ONCE = WHOLE ? (S == UNSCALED ? ROWS : (ROWS + 1) / 2) : 1;
-  for (u32 first = start; first < stop; first += AT_ONCE) {
-    typename Strip<E>::LoadedBytes rows[AT_ONCE];
+  for (u32 first = 0; first < rows; first += AT_ONCE) {
+    typename Strip<E>::LoadedBytes loaded[AT_ONCE];
     for (u32 r = 0; r < AT_ONCE; ++r)
-      rows[r] = strip.template load_bytes<WHOLE>(in + (u64)(first + r < stop ? first + r : first) * channels);
-    for (u32 r = 0; r < AT_ONCE && first + r < stop; ++r) {
-      u32 t = first + r;
-      Pack<vu32> codes = strip.bytes(rows[r]);
+      loaded[r] = strip.template load_bytes<WHOLE>(in + (u64)(first + r < rows ? first + r : first) * channels);
+    for (u32 r = 0; r < AT_ONCE && first + r < rows; ++r) {
+      Pack<vu32> codes = strip.bytes(loaded[r]);
       Pack<typename E::vraw> values;
       for (int i = 0; i < PACK; ++i) {
         vf32 x = F::decode(codes.v[i]);
-        values.v[i] = S == UNSCALED ? E::from_exact(x) : E::from_float(unless_nan(x * scales.at(t, i), x));
+        values.v[i] = S == UNSCALED ? E::from_exact(x) : E::from_float(unless_nan(x * scales.at(first + r, i), x));
       }
-      strip.template store<WHOLE>(t, values);
+      strip.template store<WHOLE>(start + first + r, values);
     }
   }
 }
 
 // The forms that a strip may take, as template arguments of `code`.
-#define FP8_DISPATCH(whole, scaling, code)                \
-  if (whole)                                              \
-    switch (scaling) {                                    \
-      case UNSCALED: code(UNSCALED, true); break;         \
-      case UNIFORM:                                       \
-        if constexpr (PACK == 1) code(UNIFORM, true);     \
-        break;                                            \
-      default: code(PER_CHANNEL, true);                   \
-    }                                                     \
-  else                                                    \
-    switch (scaling) {                                    \
-      case UNSCALED: code(UNSCALED, false); break;        \
-      default: code(PER_CHANNEL, false);                  \
-    }
+#define FP8_DISPATCH(scaling, whole, code)                        \
+  switch (scaling) {                                              \
+    case UNSCALED:                                                \
+      whole ? code(UNSCALED, true) : code(UNSCALED, false);       \
+      break;                                                      \
+    case PER_TOKEN:                                               \
+      whole ? code(PER_TOKEN, true) : code(PER_TOKEN, false);     \
+      break;                                                      \
+    default:                                                      \
+      whole ? code(PER_CHANNEL, true) : code(PER_CHANNEL, false); \
+  }
+
+// How many tokens a tile has. Tiles are counted by the longest block: a shorter one has empty ones.
+FN u32 rows_of(const Plane& plane, u32 start) {
+  u32 left = start < plane.tokens ? plane.tokens - start : 0;
+  return left < FP8_TILE ? left : FP8_TILE;
+}
 
 FN u32 strips_of(const Plane& plane) { return (plane.heads * plane.head_dim + LANES * PACK - 1) / (LANES * PACK); }
 
 template <class E, class F>
-FN void fp8_encode_tile(const Plane& plane, const Fp8Block& block, u32 tile, bool saturate, float* sums) {
-  u32 start = tile * FP8_TILE, stop = start + FP8_TILE < plane.tokens ? start + FP8_TILE : plane.tokens;
+FN void fp8_encode_tile(const Plane& plane, const Fp8Block& block, u32 tile, bool saturate, RowDivisors* divisors,
+                        float* sums) {
+  u32 start = tile * FP8_TILE, rows = rows_of(plane, start);
   Fp8Errors errors = {StripSum::zero(), StripSum::zero(), splatf(0.f)};
   for (u32 s = 0; s < strips_of(plane); ++s) {
     Strip<E> strip = Strip<E>::make(plane, s);
-#define ENCODE(S, WHOLE) fp8_encode_strip<E, F, S, WHOLE>(plane, block, s, start, stop, saturate, strip, errors)
-    FP8_DISPATCH(strip.whole_with((const void*)block.bytes), scaling_of(plane, block, s), ENCODE)
+#define ENCODE(S, WHOLE) \
+  fp8_encode_strip<E, F, S, WHOLE>(plane, block, s, start, rows, saturate, strip, divisors, errors)
+    FP8_DISPATCH(scaling_of(block), strip.whole_with((const void*)block.bytes), ENCODE)
   }
   store_uniform(sums, first_lane(errors.squared.sum()));
   store_uniform(sums + 1, first_lane(errors.energy.sum()));
@@ -196,11 +277,11 @@ FN void fp8_encode_tile(const Plane& plane, const Fp8Block& block, u32 tile, boo
 
 template <class E, class F>
 FN void fp8_decode_tile(const Plane& plane, const Fp8Block& block, u32 tile) {
-  u32 start = tile * FP8_TILE, stop = start + FP8_TILE < plane.tokens ? start + FP8_TILE : plane.tokens;
+  u32 start = tile * FP8_TILE, rows = rows_of(plane, start);
   for (u32 s = 0; s < strips_of(plane); ++s) {
     Strip<E> strip = Strip<E>::make(plane, s);
-#define DECODE(S, WHOLE) fp8_decode_strip<E, F, S, WHOLE>(plane, block, s, start, stop, strip)
-    FP8_DISPATCH(strip.whole_with((const void*)block.bytes), scaling_of(plane, block, s), DECODE)
+#define DECODE(S, WHOLE) fp8_decode_strip<E, F, S, WHOLE>(plane, block, s, start, rows, strip)
+    FP8_DISPATCH(scaling_of(block), strip.whole_with((const void*)block.bytes), DECODE)
   }
 }
 
@@ -208,8 +289,10 @@ FN void fp8_decode_tile(const Plane& plane, const Fp8Block& block, u32 tile) {
 #define FP8_KERNELS(suffix, E, format, F)                                                                              \
   KERNEL(fp8_encode_##format##_##suffix, const Plane* planes, const Fp8Block* blocks, float* errors, u32 tiles,        \
          u32 saturate) {                                                                                               \
+    WARP_SHARED(RowDivisors, divisors, 1);                                                                             \
     FOR_EACH_WARP(warp)                                                                                                \
-    fp8_encode_tile<E, F>(planes[warp / tiles], blocks[warp / tiles], warp % tiles, saturate, errors + (u64)warp * 3); \
+    fp8_encode_tile<E, F>(planes[warp / tiles], blocks[warp / tiles], warp % tiles, saturate, divisors,                \
+                          errors + (u64)warp * 3);                                                                     \
   }                                                                                                                    \
   KERNEL(fp8_decode_##format##_##suffix, const Plane* planes, const Fp8Block* blocks, u32 tiles) {                     \
     FOR_EACH_WARP(warp) fp8_decode_tile<E, F>(planes[warp / tiles], blocks[warp / tiles], warp % tiles);               \

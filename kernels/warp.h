@@ -5,8 +5,8 @@
 //   CPU   a varying value is a 32-lane clang vector, a warp is one step of a loop on one core.
 // Plain scalars (u32, float, pointers) are *uniform*: the same in every lane. A lane usually stands for one channel.
 //
-// Both sides give the same bits: no fused multiply-add (-ffp-contract=off, --fmad=false), one rounding per operation,
-// sums across lanes in the fixed order of a butterfly.
+// Both sides give the same bits: one rounding per operation, no multiply-add fused (-ffp-contract=off, --fmad=false) but inside
+// an exact division, sums across lanes in the fixed order of a butterfly.
 #pragma once
 
 typedef unsigned char u8;
@@ -93,7 +93,7 @@ struct StripSum {
 // ------------------------------------------------------------------------------------------- element types
 // Each type knows its raw bits and how to come from and go to float32. ABS masks off the sign; magnitudes from INFINITE on
 // are no numbers, those below TINY (2^-110) have reciprocals near the end of float32. `from_exact` is for numbers that need
-// no rounding.
+// no rounding, `number` is `to_float` of what is not NaN, `nearest` rounds such a float to one that the type holds.
 
 struct Bf16 {
   typedef u16 raw;
@@ -107,6 +107,8 @@ struct Bf16 {
     return narrow(select((u & 0x7fffffffu) > 0x7f800000u, (u >> 16) | 0x40u, rounded));
   }
   static METHOD vu16 from_exact(vf32 f) { return narrow(as_bits(f) >> 16); }
+  static METHOD vf32 number(vu16 b) { return to_float(b); }
+  static METHOD vf32 nearest(vf32 f) { return nearest_bfloat(f); }
 };
 
 struct Fp16 {
@@ -117,6 +119,8 @@ struct Fp16 {
   static METHOD vf32 to_float(vu16 b) { return half_to_float(b); }
   static METHOD vu16 from_float(vf32 f) { return float_to_half(f); }
   static METHOD vu16 from_exact(vf32 f) { return float_to_half(f); }
+  static METHOD vf32 number(vu16 b) { return half_number(b); }
+  static METHOD vf32 nearest(vf32 f) { return nearest_half(f); }
 };
 
 struct Fp32 {
@@ -127,6 +131,8 @@ struct Fp32 {
   static METHOD vf32 to_float(vu32 b) { return as_float(b); }
   static METHOD vu32 from_float(vf32 f) { return as_bits(f); }
   static METHOD vu32 from_exact(vf32 f) { return as_bits(f); }
+  static METHOD vf32 number(vu32 b) { return as_float(b); }
+  static METHOD vf32 nearest(vf32 f) { return f; }
 };
 
 FN float scalar_to_float(Bf16, u32 bits) { return scalar_as_float(bits << 16); }

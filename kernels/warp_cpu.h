@@ -76,6 +76,9 @@ FN vf32 select(vm32 m, vf32 a, vf32 b) { return m ? a : b; }
 FN vu16 select(vm16 m, vu16 a, vu16 b) { return m ? a : b; }
 FN vu32 maximum(vu32 a, vu32 b) { return (vm32)(a > b) ? a : b; }
 FN vu16 maximum(vu16 a, vu16 b) { return (vm16)(a > b) ? a : b; }
+// Of numbers that are not NaN: the larger one, and |x|.
+FN vf32 larger(vf32 a, vf32 b) { return (vm32)(a > b) ? a : b; }
+FN vf32 magnitude_of(vf32 x) { return as_float(as_bits(x) & 0x7fffffffu); }
 FN vu32 shift_right_signed(vu32 x, vu32 by) { return (vu32)((vm32)x >> (vm32)by); }
 FN void warp_sync() {}
 
@@ -112,6 +115,7 @@ FN u32 ballot(vm16 m) {
   return ballot(__builtin_convertvector(m, vm32));
 #endif
 }
+FN bool all(vm32 m) { return __builtin_reduce_and(m); }
 // Lane l gets bit l of the word.
 FN vu32 bit_of_lane(u32 word) { return (splat(word) >> lane_ids()) & 1u; }
 
@@ -153,12 +157,6 @@ FN void store_some(T* p, V v, u32 count) {
   if (__builtin_expect(count == LANES, true)) return store_lanes(p, v);
   for (u32 l = 0; l < count; ++l) p[l] = (T)v[l];
 }
-// The lanes' lowest bytes into memory: of all lanes, or of the first `count`.
-template <bool ALL>
-FN void store_bytes(u8* p, vu32 v, u32 count) {
-  vu8 bytes = __builtin_convertvector(v, vu8);
-  __builtin_memcpy(p, &bytes, ALL ? sizeof bytes : count);
-}
 // table[index of the lane]
 FN vu16 gather_u16(const u16* table, vu32 index) {
   vu16 v;
@@ -193,6 +191,24 @@ FN void count_row_u16(u16* table, vu16 row) {
   store_u16(rows, row);
   for (int l = 0; l < 32; ++l) ++table[rows[l] * 32 + l];
 }
+
+// What divides many numbers, and one for each row. See the CUDA side.
+struct Divisor {
+  vf32 value;
+
+  static METHOD Divisor make(vf32 x) { return {x}; }
+  METHOD bool exact() const { return true; }
+  METHOD vf32 divide(vf32 x) const { return x / value; }
+};
+struct RowDivisors {
+  const float* values;
+
+  METHOD bool set(const float* of_rows, u32) {
+    values = of_rows;
+    return true;
+  }
+  METHOD Divisor at(u32 row) const { return {splatf(values[row])}; }
+};
 
 // Every lane copies its share of `count` elements.
 template <class T>
@@ -289,6 +305,12 @@ struct Strip {
   METHOD Loaded load(u32 token) const {
     return {{column.template load<WHOLE>(token)}};
   }
+  METHOD void load(u32 token, Loaded (&rows)[ROWS]) const { rows[0] = load<true>(token); }
+  static METHOD bool none_above(const Loaded (&rows)[ROWS], float limit) {
+    typename E::vraw magnitude = rows[0].v[0] & E::narrowed(splat(E::ABS));
+    return !__builtin_reduce_or(magnitude > E::from_exact(splatf(limit)));
+  }
+  METHOD vf32 zero_if_idle(vf32 x, u32) const { return x; }
   template <bool WHOLE>
   METHOD void store(u32 token, const Loaded& pack) const {
     column.template store<WHOLE>(token, pack.v[0]);
@@ -297,9 +319,13 @@ struct Strip {
   METHOD LoadedBytes load_bytes(const u8* row) const {
     return {{widen(WHOLE ? load_u8(row) : load_some(row, column.active))}};
   }
+  static METHOD vu8 signed_bytes(const Pack<vu32>& codes, const Loaded& numbers) {
+    vu8 signs = __builtin_convertvector(numbers.v[0] >> (8 * sizeof(typename E::raw) - 8), vu8) & (u8)0x80;
+    return __builtin_convertvector(codes.v[0], vu8) | signs;
+  }
   template <bool WHOLE>
-  METHOD void store_bytes(u8* row, const Pack<vu32>& pack) const {
-    ::store_bytes<WHOLE>(row, pack.v[0], column.active);
+  METHOD void store_bytes(u8* row, vu8 bytes) const {
+    __builtin_memcpy(row, &bytes, WHOLE ? sizeof bytes : column.active);
   }
 };
 
@@ -373,6 +399,13 @@ FN vu16 float_to_half(vf32 f) {
   h = select((vm32)(magnitude > 0x7f800000u), nan, h);
   return narrow(sign | h);
 #endif
+}
+// Of what is not NaN.
+FN vf32 half_number(vu16 h) { return half_to_float(h); }
+FN vf32 nearest_half(vf32 f) { return half_to_float(float_to_half(f)); }
+FN vf32 nearest_bfloat(vf32 f) {
+  vu32 u = as_bits(f);
+  return as_float((u + 0x7fffu + (u >> 16 & 1u)) & 0xffff0000u);
 }
 FN float scalar_half_to_float(u32 bits) { return half_to_float(splat16(bits))[0]; }
 

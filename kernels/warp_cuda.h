@@ -24,6 +24,36 @@ typedef float vf32;
 typedef bool vm32;
 typedef bool vm16;
 
+// ------------------------------------------------------------------------------------------- instructions
+#ifndef KVZIP_EMULATED  // the tests' emulator brings its own
+FN float cvt_f32_f16(u16 h) {
+  float f;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+  return f;
+}
+FN u16 cvt_f16_f32(float f) {
+  u16 h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+  return h;
+}
+FN u32 cvt_bf16x2_f32(float high, float low) {
+  u32 pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+// a * b + c, rounded once.
+FN float fused(float a, float b, float c) {
+  float f;
+  asm("fma.rn.f32 %0, %1, %2, %3;" : "=f"(f) : "f"(a), "f"(b), "f"(c));
+  return f;
+}
+FN float larger_or_nan(float a, float b) {
+  float f;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(f) : "f"(a), "f"(b));
+  return f;
+}
+#endif
+
 // ------------------------------------------------------------------------------------------- lanes
 FN u32 lane() { return threadIdx.x & 31; }
 FN vu32 lane_ids() { return lane(); }
@@ -40,6 +70,9 @@ FN vf32 int_to_float(vu32 x) { return (float)(int)x; }
 FN vu32 select(bool m, vu32 a, vu32 b) { return m ? a : b; }
 FN vf32 select(bool m, vf32 a, vf32 b) { return m ? a : b; }
 FN vu32 maximum(vu32 a, vu32 b) { return a > b ? a : b; }
+// Of numbers that are not NaN: the larger one, and |x|.
+FN vf32 larger(vf32 a, vf32 b) { return fmaxf(a, b); }
+FN vf32 magnitude_of(vf32 x) { return fabsf(x); }
 FN vu32 shift_right_signed(vu32 x, vu32 by) { return (u32)((int)x >> by); }
 FN void warp_sync() { __syncwarp(); }
 template <int D>
@@ -62,6 +95,7 @@ FN float lane_value(vf32 x, u32 l) { return __shfl_sync(~0u, x, l); }
 FN u32 first_lane(vu32 x) { return __shfl_sync(~0u, x, 0); }
 FN u32 lane_value(vu32 x, u32 l) { return __shfl_sync(~0u, x, l); }
 FN u32 ballot(bool m) { return __ballot_sync(~0u, m); }
+FN bool all(bool m) { return __all_sync(~0u, m); }
 // Lane l gets bit l of the word.
 FN vu32 bit_of_lane(u32 word) { return word >> lane() & 1u; }
 FN vu32 with_lane(vu32 v, u32 l, u32 value) { return lane() == l ? value : v; }
@@ -92,11 +126,6 @@ template <class T>
 FN void store_some(T* p, vu32 v, u32 count) {
   if (lane() < count) p[lane()] = (T)v;
 }
-// The lanes' lowest bytes into memory: of all lanes, or of the first `count`.
-template <bool ALL>
-FN void store_bytes(u8* p, vu32 v, u32 count) {
-  if (ALL || lane() < count) p[lane()] = (u8)v;
-}
 FN vu16 gather_u16(const u16* table, vu32 index) { return table[index]; }
 FN vf32 gather_f32(const float* table, vu32 index) { return table[index]; }
 FN vu32 gather_row_u32(const u32* table, vu16 row) { return table[row * 32 + lane()]; }
@@ -106,6 +135,34 @@ FN void warp_copy(T* to, const T* from, u64 count) {
   for (u64 i = lane(); i < count; i += 32) to[i] = from[i];
   __syncwarp();
 }
+
+// What divides many numbers. Its reciprocal is found once; then two fused steps make a quotient the nearest one (Markstein,
+// IBM Journal of Research and Development 34, 1990): the remainder is exact, and mends the quotient before that is rounded.
+struct alignas(8) Divisor {
+  float value, reciprocal;
+
+  static METHOD Divisor make(float x) { return {x, 1.f / x}; }
+  // Whether that holds for quotients from 2^-23 on, in all lanes: below 2^-80 float32 cannot hold the remainder.
+  METHOD bool exact() const { return all(value >= as_float((127 - 80) << 23)); }
+  METHOD float divide(float x) const {
+    float quotient = x * reciprocal;
+    return fused(fused(-value, quotient, x), reciprocal, quotient);
+  }
+};
+// The divisors of up to 32 rows, in a warp's shared memory: a lane makes each.
+struct RowDivisors {
+  Divisor of_row[LANES];
+
+  // Whether they are exact.
+  METHOD bool set(const float* values, u32 count) {
+    Divisor own = Divisor::make(lane() < count ? values[lane()] : 1.f);
+    __syncwarp();
+    of_row[lane()] = own;
+    __syncwarp();
+    return own.exact();
+  }
+  METHOD Divisor at(u32 row) const { return of_row[row]; }
+};
 
 // 32 consecutive channels of a plane, one per lane, starting at channel 32 * group; idle lanes load 0 and store nothing.
 template <class E>
@@ -153,9 +210,14 @@ template <class V>
 struct Pack {
   V v[PACK];
 };
+// A pack in memory. As words: numbers that are loaded together stay in one register.
 template <class T>
 struct alignas(PACK * sizeof(T)) Packed {
-  T v[PACK];
+  enum : u32 { BITS = 8 * sizeof(T), PER_WORD = 32 / BITS, COUNT = PACK / PER_WORD };
+  u32 words[COUNT];
+
+  METHOD u32 get(u32 i) const { return words[i / PER_WORD] >> i % PER_WORD * BITS & (~0u >> (32 - BITS)); }
+  METHOD void put(u32 i, u32 x) { words[i / PER_WORD] |= x << i % PER_WORD * BITS; }
 };
 
 // 32 * PACK consecutive channels of a plane, for kernels that memory bounds. `whole`: a lane's channels are either all there
@@ -177,7 +239,7 @@ struct Strip {
     bool whole = plane.head_dim % PACK == 0 && together % sizeof(Loaded) == 0;
     u32 active = left < LANES * PACK ? left : LANES * PACK;
     Strip s = {plane, nullptr, plane.token_stride, start + lane() * PACK, active, whole};
-    s.base = s.address(s.first);
+    s.base = s.address(s.has(0) ? s.first : 0);
     return s;
   }
   METHOD bool whole_with(const void* bytes) const { return whole && (u64)bytes % sizeof(LoadedBytes) == 0; }
@@ -187,14 +249,24 @@ struct Strip {
   }
   METHOD bool has(u32 i) const { return lane() * PACK + i < active; }
 
+  METHOD vf32 zero_if_idle(vf32 x, u32 i) const { return has(i) ? x : 0.f; }
+  // Whether no |x| is above `limit` or NaN.
+  template <u32 N>
+  static METHOD bool none_above(const Loaded (&rows)[N], float limit) {
+    float top = 0.f;
+    for (u32 r = 0; r < N; ++r)
+      for (int i = 0; i < PACK; ++i) top = larger_or_nan(top, magnitude_of(E::number(rows[r].get(i))));
+    return all(top <= limit);
+  }
+
   static METHOD Pack<typename E::vraw> values(const Loaded& loaded) {
     Pack<typename E::vraw> pack;
-    for (int i = 0; i < PACK; ++i) pack.v[i] = loaded.v[i];
+    for (int i = 0; i < PACK; ++i) pack.v[i] = loaded.get(i);
     return pack;
   }
   static METHOD Pack<vu32> bytes(const LoadedBytes& loaded) {
     Pack<vu32> pack;
-    for (int i = 0; i < PACK; ++i) pack.v[i] = loaded.v[i];
+    for (int i = 0; i < PACK; ++i) pack.v[i] = loaded.get(i);
     return pack;
   }
   template <bool WHOLE>
@@ -202,16 +274,22 @@ struct Strip {
     Loaded loaded = {};
     if (WHOLE && has(0)) loaded = *(const Loaded*)(base + (i64)token * token_stride);
     for (int i = 0; i < PACK; ++i)
-      if (!WHOLE && has(i)) loaded.v[i] = *(const raw*)(address(first + i) + (i64)token * token_stride);
+      if (!WHOLE && has(i)) loaded.put(i, *(const raw*)(address(first + i) + (i64)token * token_stride));
     return loaded;
+  }
+  // The rows from `token` on, of a whole strip. Idle lanes get those of another channel, which costs nothing.
+  template <u32 N>
+  METHOD void load(u32 token, Loaded (&rows)[N]) const {
+    const u8* p = base + (i64)token * token_stride;
+    for (u32 r = 0; r < N; ++r, p += token_stride) rows[r] = *(const Loaded*)p;
   }
   template <bool WHOLE>
   METHOD void store(u32 token, const Pack<typename E::vraw>& pack) const {
-    Loaded stored;
-    for (int i = 0; i < PACK; ++i) stored.v[i] = (raw)pack.v[i];
+    Loaded stored = {};
+    for (int i = 0; i < PACK; ++i) stored.put(i, pack.v[i]);
     if (WHOLE && has(0)) *(Loaded*)(base + (i64)token * token_stride) = stored;
     for (int i = 0; i < PACK; ++i)
-      if (!WHOLE && has(i)) *(raw*)(address(first + i) + (i64)token * token_stride) = stored.v[i];
+      if (!WHOLE && has(i)) *(raw*)(address(first + i) + (i64)token * token_stride) = (raw)pack.v[i];
   }
   // The strip's part of a row of bytes, one a channel.
   template <bool WHOLE>
@@ -220,17 +298,26 @@ struct Strip {
     row += lane() * PACK;
     if (WHOLE && has(0)) loaded = *(const LoadedBytes*)row;
     for (int i = 0; i < PACK; ++i)
-      if (!WHOLE && has(i)) loaded.v[i] = row[i];
+      if (!WHOLE && has(i)) loaded.put(i, row[i]);
     return loaded;
   }
+  // The lowest bytes of codes, whose highest bits are 0, with the signs of numbers there.
+  static METHOD u32 signed_bytes(const Pack<vu32>& codes, const Loaded& numbers) {
+    u32 bytes = __byte_perm(__byte_perm(codes.v[0], codes.v[1], 0x40), __byte_perm(codes.v[2], codes.v[3], 0x40), 0x5410);
+    u32 signs;
+    if constexpr (sizeof(raw) == 2)
+      signs = __byte_perm(numbers.words[0], numbers.words[1], 0x7531);
+    else
+      signs = __byte_perm(__byte_perm(numbers.words[0], numbers.words[1], 0x73),
+                          __byte_perm(numbers.words[2], numbers.words[3], 0x73), 0x5410);
+    return bytes | (signs & 0x80808080u);
+  }
   template <bool WHOLE>
-  METHOD void store_bytes(u8* row, const Pack<vu32>& pack) const {
-    LoadedBytes stored;
+  METHOD void store_bytes(u8* row, u32 bytes) const {
     row += lane() * PACK;
-    for (int i = 0; i < PACK; ++i) stored.v[i] = (u8)pack.v[i];
-    if (WHOLE && has(0)) *(LoadedBytes*)row = stored;
+    if (WHOLE && has(0)) *(u32*)row = bytes;
     for (int i = 0; i < PACK; ++i)
-      if (!WHOLE && has(i)) row[i] = stored.v[i];
+      if (!WHOLE && has(i)) row[i] = (u8)(bytes >> 8 * i);
   }
 };
 
@@ -259,18 +346,6 @@ FN void in_turn(u32 count, Load load, Work work) {
 }
 
 // ------------------------------------------------------------------------------------------- half precision
-#ifndef KVZIP_EMULATED  // the tests' emulator brings its own
-FN float cvt_f32_f16(u16 h) {
-  float f;
-  asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
-  return f;
-}
-FN u16 cvt_f16_f32(float f) {
-  u16 h;
-  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
-  return h;
-}
-#endif
 // The conversion instructions forget what NaN it was; CPUs only make it quiet.
 FN vf32 half_to_float(vu16 h) {
   float f = cvt_f32_f16((u16)h);
@@ -281,6 +356,10 @@ FN vu16 float_to_half(vf32 f) {
   u32 u = as_bits(f);
   return (u & 0x7fffffffu) > 0x7f800000u ? (u >> 16 & 0x8000u) | 0x7e00u | (u >> 13 & 0x3ffu) : h;
 }
+// Of what is not NaN.
+FN vf32 half_number(vu16 h) { return cvt_f32_f16((u16)h); }
+FN vf32 nearest_half(vf32 f) { return cvt_f32_f16(cvt_f16_f32(f)); }
+FN vf32 nearest_bfloat(vf32 f) { return as_float(cvt_bf16x2_f32(f, 0.f)); }
 FN float scalar_half_to_float(u32 bits) { return half_to_float(bits); }
 
 // A positive float of MANTISSA bits whose exponents are those of float32 less BIAS, subnormal ones included.
