@@ -57,9 +57,12 @@ def test_a_loop_that_is_not_there_is_said() -> None:
 
 
 def test_predictions_are_read_from_the_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Promise: gpu-check puts beside a measurement what the document says; parts of a kernel follow each other."""
+    """Promise: gpu-check puts beside a measurement what the document says; parts of a kernel follow each other,
+    and its other forms are others.
+    """
     assert gpu_table.predicted()["cachegen_decode_bf16"] > 100
     rows = ("one_bf16, first | 2.00 (2.00) | 16 |  | 300 | **300**", "one_bf16, second | | **600**", "two | **7**")
+    rows += ("one_bf16 option=1, first | **9**",)
     monkeypatch.setattr(gpu_table, "DOCUMENT", tmp_path / "gpu.md")
     gpu_table.DOCUMENT.write_text("".join(f"| {row} |\n" for row in rows))
     assert gpu_table.predicted() == {"one_bf16": pytest.approx(200)}

@@ -50,6 +50,7 @@ class HotLoop:
         through: count the shortest way that passes so many of these instructions, one of which comes with each
             ``per_marker`` elements: the first.
         element: bytes of an element in the cache.
+        form: the codec's option with which the kernel takes this way; measurements stand beside the row without.
     """
 
     kernel: str
@@ -64,6 +65,7 @@ class HotLoop:
     warp_bytes: int = 64 << 10
     through: sass.Through = ()
     element: int = 2
+    form: str = ""
 
     def instructions(self, blocks: list[sass.Block]) -> float:
         """Warp instructions for 32 elements."""
@@ -100,7 +102,14 @@ HOT_LOOPS = (
             warp_bytes=16 << 10, through=((r"STG", 1), (r"SHFL", 10))),
     HotLoop("range_decode", "decode", r"LDS", 7, 32, True, 1 + CODED, 1 + CODED, latency=7 * LDS + 350,
             warp_bytes=16 << 10),
-    HotLoop("fp8_encode_e4m3fn_bf16", "encode", r"STG?\.E ", 8, 128, False, 3, 3),
+    HotLoop("fp8_encode_e4m3fn_bf16", "encode", r"\bSTG?\.E ", 8, 128, True, 3, 3, latency=LOAD // 32,
+            through=((r"\bSTG?\.E ", 8),)),
+    HotLoop("fp8_encode_e4m3fn_bf16", "encode", r"\bF2FP\.BF16", 32, 32, True, 3, 3, latency=LOAD // 32,
+            through=((r"\bF2FP\.BF16", 32), (r"\bSTG?\.E ", 8)), form="scale=head"),
+    HotLoop("fp8_encode_e4m3fn_bf16", "encode", r"\bLDS\.64 ", 4, 128, True, 3, 3, latency=LOAD // 16,
+            through=((r"\bLDS\.64 ", 4), (r"\bSTG?\.E ", 4)), form="scale=token"),
+    HotLoop("fp8_encode_e4m3fn_f32", "encode", r"\bSTG?\.E ", 8, 128, True, 5, 5, latency=LOAD // 32,
+            through=((r"\bSTG?\.E ", 8),), element=4),
     HotLoop("fp8_decode_e4m3fn_bf16", "decode", r"STG?\.E\.64 ", 8, 128, False, 3, 3),
     HotLoop("head_maxima_bf16", "load", r"LD\.E", 2, 32, True, 2, 2, latency=LOAD + 20),
     HotLoop("head_maxima_bf16", "reduce", r"STG", 1, 128, True, 4 / 128, 4 / 128, latency=(3 * L1 + 6 * SHFL) // 4,
@@ -235,8 +244,9 @@ def predictions(compiled: dict[tuple[str, str], nvrtc.Compiled]) -> Iterator[str
         memory = COPY / hot.moved * hot.element if hot.moved else float("inf")
         latency = MULTIPROCESSORS * CLOCK * warps / hot.latency * row if hot.latency else float("inf")
         cells = [f"{rate / 1e9:.0f}" if rate < 1e15 else "" for rate in (issue, memory, latency)]
+        name = f"{hot.kernel} {hot.form}".strip()
         yield (
-            f"| {hot.kernel}, {hot.part} | {hot.moved:.2f} ({hot.least:.2f}) | {instructions / 32:.2f} | {warps:.0f} "
+            f"| {name}, {hot.part} | {hot.moved:.2f} ({hot.least:.2f}) | {instructions / 32:.2f} | {warps:.0f} "
             f"| {' | '.join(cells)} | **{min(issue, memory, latency) / 1e9:.0f}** |"
         )
 
