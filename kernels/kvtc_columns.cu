@@ -123,8 +123,8 @@ FN ColumnCode choose_columns(const KvtcBlock& block, u32 group, u32 active, u16*
       vu32 d = deviation + i / 3;  // one more than the candidate
       d = select(d < narrowest + 1u, narrowest, select(d > TABLE_SIDE, splat(TABLE_SIDE - 1), d - 1u));
       vu32 m = center + i % 3 - 1u;
-      vu32 table = (alphabet * WINDOW_TABLES + d * 16u + (m & 15u)) * MAX_SYMBOLS, shift = window_start(m, alphabet) -
-      base; vu32 cost = splat(0);
+      vu32 table = (alphabet * WINDOW_TABLES + d * 16u + (m & 15u)) * MAX_SYMBOLS;
+      vu32 shift = window_start(m, alphabet) - base, cost = splat(0);
       for (u32 row = 0; row < HISTOGRAM_ROWS; ++row) {
         vu32 symbol = row - shift;
         symbol = select(symbol >= 0x80000000u, splat(0), select(symbol < size, symbol, splat(size - 1)));

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO
 
 import numpy as np
@@ -13,12 +13,12 @@ from kvzip.devices.base import Device
 from kvzip.errors import KvzipError, UsageError
 from kvzip.layouts import CacheMap, Slab, map_cache
 from kvzip.pipeline import PlaneErrors, Report, StoredCache, decode_plane, verify
+from kvzip.pipeline.encoding import Progress, ignore
 from kvzip.pipeline.plan import BYTES_BLOCK
 from kvzip.pipeline.report import Tally
+from kvzip.pipeline.steps import Notice, once
 from kvzip.quality import differences
 from kvzip.tensorfile import TensorSource
-
-Progress = Callable[[int], None]
 
 
 def stored_members(file: BinaryIO, name: str) -> Iterator[StoredCache]:
@@ -32,7 +32,7 @@ def stored_members(file: BinaryIO, name: str) -> Iterator[StoredCache]:
 
 
 def verify_members(
-    file: BinaryIO, name: str, *, device: Device | None = None, progress: Progress = lambda _: None
+    file: BinaryIO, name: str, *, device: Device | None = None, notice: Notice = ignore, progress: Progress = ignore
 ) -> list[Report]:
     """Check every member of an open ``.kvz`` file or pipe; one report each.
 
@@ -42,7 +42,7 @@ def verify_members(
 
     Raises ``CorruptError`` naming the first thing that is wrong, and whatever decoding raises.
     """
-    return [verify(stored, device=device, progress=progress) for stored in stored_members(file, name)]
+    return [verify(stored, device=device, notice=notice, progress=progress) for stored in stored_members(file, name)]
 
 
 def compare(
@@ -53,7 +53,8 @@ def compare(
     layout: str | None = None,
     heads: int | None = None,
     head_dim: int | None = None,
-    progress: Progress = lambda _: None,
+    notice: Notice = ignore,
+    progress: Progress = ignore,
 ) -> list[PlaneErrors]:
     """The error of every plane of a stored cache (a file) against a cache in safetensors files, in any layout.
 
@@ -65,14 +66,14 @@ def compare(
     """
     cache_map = _map_reference(stored, reference, layout, heads, head_dim)
     ours = _pair(stored, cache_map, reference.name)
-    tally = Tally()
+    tally, short = Tally(), once(notice)
     for tensor_map in cache_map.maps:
         step = stored.header.block_tokens if tensor_map.role else BYTES_BLOCK
         for slab in tensor_map.slabs(step):
             for plane, original in zip(slab.planes, _read(reference, slab), strict=True):
                 if plane.index in ours:
                     found = ours[plane.index]
-                    restored = decode_plane(stored, found.index, slab.start, slab.stop, device)
+                    restored = decode_plane(stored, found.index, slab.start, slab.stop, device, notice=short)
                     values = np.asarray(device.to_host(restored)).view(found.dtype)
                     tally.add(
                         Block((found,), slab.start, slab.stop), [differences(original, values.reshape(original.shape))]

@@ -100,6 +100,13 @@ def test_a_missing_codec_is_unsupported(cache: Path, packed: Path, capsys: Captu
 # ------------------------------------------------------------------------------------------------------ pipes, devices
 
 
+@pytest.mark.parametrize("arguments", ["--version", "inspect {packed}", "inspect nothing", "decompress -qf {packed}"])
+def test_a_shell_may_close_standard_output(arguments: str, packed: Path) -> None:
+    command = " ".join([*KVZIP, arguments.format(packed=packed)])
+    done = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, cwd=packed.parent)
+    assert b"Traceback" not in done.stderr and done.returncode == ("nothing" in arguments)
+
+
 def test_a_closed_pipe_ends_quietly(packed: Path) -> None:
     for arguments in (
         ["inspect", "-v", packed],

@@ -115,6 +115,14 @@ def test_a_plane_comes_in_smaller_batches(codec: Codec) -> None:
             cache.key(1, (10, 75))
 
 
+def test_nothing_is_kept_for_a_plane_that_is_gone() -> None:
+    gpu = cuda_on_emulator()
+    data = _compressed("a tensor for each plane", Fp8(), gpu, [])
+    with kvzip.open(data, device=gpu) as cache:
+        cache.key(0)
+        assert not gpu._up._under_way and not gpu._down._under_way
+
+
 def test_bench_goes_on_in_smaller_batches() -> None:
     """Promise: bench measures the same sizes and errors with too little memory for its batches, and says so once."""
     gpu = cuda_on_emulator()

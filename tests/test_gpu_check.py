@@ -171,6 +171,18 @@ def nvrtc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, cuda_compile.NVRTC, module)
 
 
+def test_under_the_sanitizer_every_array_is_an_allocation_of_its_own(run: Check) -> None:
+    gpu = run.gpu
+    memcheck.unpool(gpu)
+    gpu._pool = None
+    hosts = [np.arange(n, dtype=np.uint8) for n in (3, 1000)]
+    for arrays in (gpu.to_device_all(hosts), gpu.begin_upload(hosts)()):
+        for host, array in zip(hosts, arrays, strict=True):
+            np.testing.assert_array_equal(gpu.to_host(array), host)
+    one, other = gpu.to_device_all(hosts)
+    assert one._memory is not other._memory
+
+
 @pytest.mark.usefixtures("torch", "nvrtc")
 @pytest.mark.parametrize(
     ("part", "rows"),

@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     Messages.reset()
     try:
         _invoke(arguments)
-        sys.stdout.flush()
+        _flush()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except BaseException as error:
@@ -71,9 +71,14 @@ def _stop(number: int, frame: object) -> None:
     raise Stopped(number)
 
 
+def _flush() -> None:
+    if sys.stdout is not None:  # it is None where a shell has closed it: >&-
+        sys.stdout.flush()
+
+
 def _leave_quietly() -> None:
     """What Python still wants to flush at exit must not complain about a reader that has gone."""
     try:
-        sys.stdout.flush()
+        _flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

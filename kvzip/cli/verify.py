@@ -91,7 +91,9 @@ def verify_input(job: options.Job, name: str, deep: bool) -> None:
     ):
         if file is None:
             raise UsageError(f"{name} is a folder; expected a .kvz file", code="not-a-file")
-        reports = verify_members(file, called, device=job.device if deep else None, progress=update)
+        reports = verify_members(
+            file, called, device=job.device if deep else None, notice=job.messages.notice, progress=update
+        )
     seconds = time.perf_counter() - begin
     stored, blocks = sum(report.stored_bytes for report in reports), sum(report.blocks for report in reports)
     job.messages.result(
@@ -119,7 +121,7 @@ def _compare(
         open_tensors(against) as reference,
         job.progress("compare", name, lambda: sum(entry.size for entry in reference.files)) as update,
     ):
-        return compare(stored, reference, device=job.device, progress=update, **layout)
+        return compare(stored, reference, device=job.device, notice=job.messages.notice, progress=update, **layout)
 
 
 def _tell_errors(messages: Messages, name: str, against: str, errors: Sequence[PlaneErrors]) -> None:

@@ -145,7 +145,7 @@ class Cuda(Device):
         """A copy in memory that nothing else wants."""
         self._up.tidy()
         try:
-            memory = self._pool.malloc(packed.nbytes + SECTION_PADDING)
+            memory = self._take(packed.nbytes + SECTION_PADDING)
         except self._cupy.cuda.memory.OutOfMemoryError:
             return None
         array = self._cupy.ndarray((packed.nbytes,), np.uint8, memory)
@@ -182,6 +182,8 @@ class Cuda(Device):
             target = _as_target(host, source)
             if source.nbytes:
                 source.get(out=target)
+            self._up.tidy()
+            self._down.tidy()
             return host
 
     def begin_download(self, arrays: Sequence[Array], out: Sequence[np.ndarray] | None = None) -> Arrival:
@@ -230,15 +232,19 @@ class Cuda(Device):
         """``nbytes`` that a kernel may overread by what codecs are promised behind their sections."""
         return self._cupy.empty(nbytes + SECTION_PADDING, np.uint8)[:nbytes]
 
+    def _take(self, nbytes: int) -> Any:
+        """From the pool, which frees what it keeps before it gives up. Raises CuPy's OutOfMemoryError."""
+        return self._pool.malloc(nbytes)
+
     def _allocate(self, nbytes: int) -> Any:
-        """From the pool, which frees what it keeps before it gives up."""
+        """What CuPy's arrays are made of while this device is active."""
         out_of_memory = self._cupy.cuda.memory.OutOfMemoryError
         try:
-            return self._pool.malloc(nbytes)
+            return self._take(nbytes)
         except out_of_memory:
             self._make_room()
         try:
-            return self._pool.malloc(nbytes)
+            return self._take(nbytes)
         except out_of_memory as error:
             free, total = self._cupy.cuda.runtime.memGetInfo()
             raise LimitError(

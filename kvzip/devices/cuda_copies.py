@@ -36,7 +36,10 @@ class Lane:
         self._lock = threading.Lock()
 
     def begin(self, copy: Callable[[Any], None], *memory: Any) -> Any:
-        """Call ``copy`` with the stream on which it is to copy between ``memory``; returns the event of its end."""
+        """Call ``copy`` with the stream on which it is to copy between ``memory``; returns the event of its end.
+
+        ``copy`` must not allocate: making room for that waits for copies.
+        """
         with self._lock:
             self._stream.wait_event(self._kernels.record(self._event()))
             copy(self._stream)

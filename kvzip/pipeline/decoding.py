@@ -167,10 +167,12 @@ def decode_plane(
     return array
 
 
-def verify(stored: StoredCache, *, device: Device | None = None, progress: Progress = ignore) -> Report:
+def verify(
+    stored: StoredCache, *, device: Device | None = None, notice: Notice = ignore, progress: Progress = ignore
+) -> Report:
     """Read all of a cache, compare its checksums, and with a device decode it, too. Raises what decompressing would."""
     if device is not None:
-        return decompress(stored, stored.select(), Discard(), device=device, progress=progress)
+        return decompress(stored, stored.select(), Discard(), device=device, notice=notice, progress=progress)
     begin = time.perf_counter()
     report = Report(original_bytes=sum(file.size for file in stored.files))
     if isinstance(stored.reader, StreamReader):

@@ -17,10 +17,11 @@ def memcheck(check: Check) -> None:
 
 
 def unpool(gpu: Cuda) -> None:
-    """Let a device allocate without its pool from now on."""
+    """Let a device allocate without its pool from now on, and each array by itself."""
     memory = gpu.xp.cuda.memory
 
-    def allocate(nbytes: int) -> Any:
+    def take(nbytes: int) -> Any:
         return memory.MemoryPointer(memory.Memory(nbytes), 0)
 
-    gpu._allocate = allocate  # type: ignore[method-assign]
+    gpu._take = take  # type: ignore[method-assign]
+    gpu.to_device_all = lambda arrays: [gpu.to_device(array) for array in arrays]  # type: ignore[method-assign]
