@@ -300,23 +300,41 @@ FN void fp8_decode_tile(const Plane& plane, const Fp8Block& block, u32 tile) {
 #define FP8_FORMATS(suffix, E) FP8_KERNELS(suffix, E, e4m3fn, E4m3) FP8_KERNELS(suffix, E, e5m2, E5m2)
 FOR_ELEMENT_TYPES(FP8_FORMATS)
 
+// The largest finite magnitudes of N tokens' heads, the first one's at `p`: maxima[0], maxima[step]... Loads of all N are under
+// way before one is looked at.
+template <class E, u32 N>
+FN void head_maxima_rows(const u8* p, i64 token_stride, u32 head_dim, float* maxima, u32 step) {
+  typedef typename E::vraw vraw;
+  const vraw zero = E::narrowed(splat(0)), unsign = E::narrowed(splat(E::ABS)), infinite = E::narrowed(splat(E::INFINITE));
+  vraw top[N];
+  for (u32 r = 0; r < N; ++r) top[r] = zero;
+#pragma unroll 1
+  for (u32 d = 0; d < head_dim; d += LANES, p += LANES * sizeof(typename E::raw)) {
+    u32 active = head_dim - d < LANES ? head_dim - d : LANES;
+    vraw loaded[N];
+    for (u32 r = 0; r < N; ++r) loaded[r] = load_some((const typename E::raw*)(p + (i64)r * token_stride), active);
+    for (u32 r = 0; r < N; ++r) {
+      vraw magnitude = loaded[r] & unsign;
+      top[r] = maximum(top[r], select(magnitude < infinite, magnitude, zero));
+    }
+  }
+  for (u32 r = 0; r < N; ++r) store_uniform(maxima + (u64)r * step, scalar_to_float(E(), largest(top[r])));
+}
+
 // The largest finite magnitude of every token and head: float [blocks][tiles * FP8_TILE][heads]. One warp a tile.
 template <class E>
 FN void head_maxima_tile(const Plane& plane, u32 tile, float* maxima) {
-  u32 start = tile * FP8_TILE, stop = start + FP8_TILE < plane.tokens ? start + FP8_TILE : plane.tokens;
-  for (u32 t = start; t < stop; ++t)
-    for (u32 h = 0; h < plane.heads; ++h) {
-      const typename E::raw* run =
-          (const typename E::raw*)(plane.data + (i64)t * plane.token_stride + (i64)h * plane.head_stride);
-      vf32 top = splatf(0.f);
-      for (u32 d = 0; d < plane.head_dim; d += LANES) {
-        u32 active = plane.head_dim - d < LANES ? plane.head_dim - d : LANES;
-        vu32 magnitude = widen(active == LANES ? load_lanes(run + d) : load_some(run + d, active)) & (u32)E::ABS;
-        magnitude = select(magnitude < (u32)E::INFINITE, magnitude, splat(0));
-        top = maximum(top, E::to_float(E::narrowed(magnitude)));
-      }
-      store_uniform(maxima + (u64)t * plane.heads + h, first_lane(warp_max(top)));
-    }
+  u32 start = tile * FP8_TILE, rows = rows_of(plane, start), heads = plane.heads, head_dim = plane.head_dim;
+  i64 token_stride = plane.token_stride, head_stride = plane.head_stride;
+  const u8* tokens = (const u8*)plane.data + (i64)start * token_stride;
+  maxima += (u64)start * heads;
+  for (u32 h = 0; h < heads; ++h, tokens += head_stride, ++maxima) {
+    u32 row = 0;
+    for (; row + ROWS <= rows; row += ROWS)
+      head_maxima_rows<E, ROWS>(tokens + (i64)row * token_stride, token_stride, head_dim, maxima + (u64)row * heads, heads);
+    for (; row < rows; ++row)
+      head_maxima_rows<E, 1>(tokens + (i64)row * token_stride, token_stride, head_dim, maxima + (u64)row * heads, heads);
+  }
 }
 
 #define HEAD_MAXIMA(suffix, E)                                                                                         \

@@ -303,13 +303,12 @@ struct Strip {
   }
   // The lowest bytes of codes, whose highest bits are 0, with the signs of numbers there.
   static METHOD u32 signed_bytes(const Pack<vu32>& codes, const Loaded& numbers) {
-    u32 bytes = __byte_perm(__byte_perm(codes.v[0], codes.v[1], 0x40), __byte_perm(codes.v[2], codes.v[3], 0x40), 0x5410);
-    u32 signs;
+    const u32(&c)[PACK] = codes.v, (&w)[Loaded::COUNT] = numbers.words;
+    u32 bytes = __byte_perm(__byte_perm(c[0], c[1], 0x40), __byte_perm(c[2], c[3], 0x40), 0x5410), signs;
     if constexpr (sizeof(raw) == 2)
-      signs = __byte_perm(numbers.words[0], numbers.words[1], 0x7531);
+      signs = __byte_perm(w[0], w[1], 0x7531);
     else
-      signs = __byte_perm(__byte_perm(numbers.words[0], numbers.words[1], 0x73),
-                          __byte_perm(numbers.words[2], numbers.words[3], 0x73), 0x5410);
+      signs = __byte_perm(__byte_perm(w[0], w[1], 0x73), __byte_perm(w[2], w[3], 0x73), 0x5410);
     return bytes | (signs & 0x80808080u);
   }
   template <bool WHOLE>
