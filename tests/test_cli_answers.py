@@ -103,6 +103,8 @@ def test_the_result_names_the_codecs_that_were_used(cache: Path, capsys: Capture
     assert "cachegen" not in said
     assert kvzip("compress", cache, "-f", "--k-codec", "int8") == 0
     assert "cachegen, keys int8" in capsys.readouterr().err
+    assert kvzip("compress", cache, "-f", "--codec", "naive") == 0
+    assert ".kvz), naive, " in capsys.readouterr().err
 
 
 def test_layers_that_are_not_there_need_an_open_end(cache: Path, capsys: Capture) -> None:

@@ -100,11 +100,26 @@ def test_a_missing_codec_is_unsupported(cache: Path, packed: Path, capsys: Captu
 # ------------------------------------------------------------------------------------------------------ pipes, devices
 
 
-@pytest.mark.parametrize("arguments", ["--version", "inspect {packed}", "inspect nothing", "decompress -qf {packed}"])
-def test_a_shell_may_close_standard_output(arguments: str, packed: Path) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ("--version >&-", 1, b"kvzip: Bad file descriptor\n"),
+        ("decompress -c {packed} >&-", 1, b"kvzip: Bad file descriptor\n"),
+        ("inspect nothing >&-", 1, b"kvzip: nothing: No such file or directory\n"),
+        ("decompress -qf {packed} >&- <&-", 0, b""),
+        ("compress <&-", 3, b"kvzip: standard input: "),
+    ],
+)
+def test_a_shell_may_close_standard_streams(arguments: str, code: int, said: bytes, packed: Path) -> None:
     command = " ".join([*KVZIP, arguments.format(packed=packed)])
-    done = subprocess.run(["sh", "-c", f"{command} >&-"], capture_output=True, cwd=packed.parent)
-    assert b"Traceback" not in done.stderr and done.returncode == ("nothing" in arguments)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, cwd=packed.parent)
+    assert done.returncode == code and done.stderr.startswith(said) and done.stderr.count(b"\n") <= 1
+
+
+def test_messages_do_not_get_into_data_where_standard_error_is_closed(packed: Path) -> None:
+    command = " ".join([*KVZIP, f"decompress -c {packed}"])
+    expected, done = (subprocess.run(["sh", "-c", command + end], capture_output=True) for end in ("", " 2>&-"))
+    assert done.returncode == 0 and done.stdout == expected.stdout
 
 
 def test_a_closed_pipe_ends_quietly(packed: Path) -> None:

@@ -20,6 +20,7 @@ __all__ = ["main", "run"]
 
 def main() -> NoReturn:
     """Run the command line of this process and exit."""
+    _open_closed_streams()
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         # What the parent ignores stays ignored: nohup, background jobs.
@@ -37,15 +38,16 @@ def run(arguments: Sequence[str]) -> int:
     Messages.reset()
     try:
         _invoke(arguments)
-        _flush()
+        sys.stdout.flush()
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     except BaseException as error:
         if is_closed_pipe(error):
             return CLOSED_PIPE
-        if os.environ.get("KVZIP_DEBUG") and not isinstance(error, Stopped):
+        if os.environ.get("KVZIP_DEBUG", "0") != "0" and not isinstance(error, Stopped):
             raise
-        failure = explain(error)
+        # A signal may come out as another error: what numpy's import is stopped by, it takes for its own failure.
+        failure = explain(_received[0] if _received else error)
         Messages.current.error(failure)
         return failure.exit_code
     return 0
@@ -64,21 +66,33 @@ def _invoke(arguments: Sequence[str]) -> None:
         with command.make_context("kvzip", list(arguments)) as context:
             command.invoke(context)
     except typer.Exit as end:
+        sys.stdout.flush()
         sys.exit(end.exit_code)
 
 
+def _open_closed_streams() -> None:
+    """Where a shell has closed a standard stream (``2>&-``), the next file would become it, and messages data.
+
+    Reading finds nothing, messages are lost, and output fails as it does for other commands: it cannot be written.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # in the order of their numbers
+        if getattr(sys, name) is None:
+            number = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
+            setattr(sys, name, os.fdopen(number, mode))
+
+
+_received: list[Stopped] = []
+"""The signal that ends this process."""
+
+
 def _stop(number: int, frame: object) -> None:
-    raise Stopped(number)
-
-
-def _flush() -> None:
-    if sys.stdout is not None:  # it is None where a shell has closed it: >&-
-        sys.stdout.flush()
+    _received.append(Stopped(number))
+    raise _received[-1]
 
 
 def _leave_quietly() -> None:
     """What Python still wants to flush at exit must not complain about a reader that has gone."""
     try:
-        _flush()
+        sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -177,6 +177,7 @@ def compress(
 
     def work(name: str) -> None:
         from kvzip.api import compress as run
+        from kvzip.codecs import codec_class
 
         where = target or compressed_name(name)
         begin = time.perf_counter()
@@ -190,7 +191,7 @@ def compress(
                 identity=_identity(name, model, token_ids, job.messages.notice),
                 force=force, sync=sync or remove, notice=job.messages.notice, progress=update, **codec_options,
             )  # fmt: skip
-        label = ", ".join([*([codec] if codec_name in report.codecs else []), *given_apart])
+        label = ", ".join([*([codec] if codec_class(codec_name).name in report.codecs else []), *given_apart])
         _tell(job.messages, name, where, label, report, time.perf_counter() - begin, show_errors)
         judge(text.called(name), report.errors, fail_above)
         if before is not None:
