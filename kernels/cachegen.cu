@@ -114,7 +114,7 @@ FN u32 cachegen_quantize_group(const Plane& plane, const CacheGenBlock& block, u
   auto load = [&](u32 t) { return column.template load<WHOLE>(t); };
   in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, typename E::vraw bits) {
     vf32 x = E::to_float(bits);
-    if (scratch.exact[t / TILE] >> t % TILE & 1) {
+    if (in_mask(scratch.exact, t)) {
       if (!riding && sizeof(typename E::raw) == 2) rider = widen(bits);
       riding = true;
       // No error, but energy, if it is a number.

@@ -28,7 +28,7 @@ FN void refine_encode(const Plane& plane, const Refinements& to, u32 group, u32 
     vu32 packed[MAX_REFINEMENTS] = {splat(0), splat(0)};
     for (u32 t = first; t < stop; ++t, weight *= 3) {
       vf32 x = E::to_float(column.template load<WHOLE>(t));
-      if (exact[t / TILE] >> t % TILE & 1) {
+      if (in_mask(exact, t)) {
         energy = energy + select(absolute(x) < as_float(splat(0x7f800000)), x * x, splatf(0.f));
         continue;
       }
@@ -94,7 +94,7 @@ FN void refine(const Plane& plane, const Refinements& by, u32 group, u32 groups,
     }
     for (u32 t = first; t < stop; ++t) {
       float top = maxima[t], levels = (float)by.levels;
-      bool kept = (exact[t / TILE] >> t % TILE & 1) || top == 0.f;
+      bool kept = in_mask(exact, t) || top == 0.f;
       vu32 k = splat(0);
       if (!kept) k = steps_from_middle(E::to_float(column.template load<WHOLE>(t)), levels, top);
 #pragma unroll

@@ -16,7 +16,7 @@ FN void quantize_group(const Plane& plane, u32 level_count, const Column<E>& col
     // What is no number, as in a token of zeros, is symbol 0.
     vu32 symbol = select(as_bits(absolute(level)) < 0x7f800000u, round_to_int(level), splat(0));
     store_u8(symbols + t * stride, narrow(select(column.idle(), splat(0), symbol)));
-    if (exact[t / TILE] >> t % TILE & 1) {
+    if (in_mask(exact, t)) {
       // No error, but energy, if it is a number.
       energy = energy + select(absolute(x) < as_float(splat(0x7f800000)), x * x, splatf(0.f));
       return;
@@ -91,7 +91,7 @@ FN void dequantize_group(const Plane& plane, const TokenSection& section, u32 gr
   u32 rows = 0;
   auto load = [&](u32 t) { return load_u8(symbols + t * stride); };
   in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, vu16 symbols_of_token) {
-    if (exact[t / TILE] >> t % TILE & 1) {
+    if (in_mask(exact, t)) {
       if (rows == section.row_count) return;
       const typename E::raw* row = (const typename E::raw*)section.rows + (u64)rows++ * plane.heads * plane.head_dim;
       column.template store<WHOLE>(t, load_some(row + (u64)group * LANES, column.active));

@@ -109,8 +109,6 @@ struct Unrotated {
   }
 };
 
-FN bool kvtc_is_exact(const u32* exact, u32 token) { return exact[token / KVTC_TILE] >> token % KVTC_TILE & 1; }
-
 // One warp a group of a key plane: the channels' variances over the tokens that are not exact.
 template <class E>
 FN void kvtc_variance(const Plane& plane, const KvtcPlane& side, u32 group, float* variances) {
@@ -120,12 +118,12 @@ FN void kvtc_variance(const Plane& plane, const KvtcPlane& side, u32 group, floa
   u32 count = 0;
   auto load = [&](u32 t) { return keys.load(t); };
   in_turn<FORWARDS, 4>(plane.tokens, load, [&](u32 t, const typename Unrotated<E>::Loaded& loaded) {
-    if (!kvtc_is_exact(exact, t)) sum = sum + keys.numbers(loaded), ++count;
+    if (!in_mask(exact, t)) sum = sum + keys.numbers(loaded), ++count;
   });
   float n = count ? (float)count : 1.f;
   vf32 mean = sum / n;
   in_turn<FORWARDS, 4>(plane.tokens, load, [&](u32 t, const typename Unrotated<E>::Loaded& loaded) {
-    if (kvtc_is_exact(exact, t)) return;
+    if (in_mask(exact, t)) return;
     vf32 d = keys.numbers(loaded) - mean;
     squares = squares + d * d;
   });
@@ -152,7 +150,7 @@ FN void kvtc_forward(const Plane& plane, const KvtcPlane& side, u32 group, float
   auto load = [&](u32 t) { return turned.load(t); };
   in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, const typename Unrotated<E>::Loaded& loaded) {
     vf32 z = splatf(0.f);
-    if (!kvtc_is_exact(exact, t)) z = turned.numbers(loaded) * scales[t];
+    if (!in_mask(exact, t)) z = turned.numbers(loaded) * scales[t];
     store_some((u32*)rows + (u64)t * side.row_stride, as_bits(z), turned.own.active);
     store_uniform(peaks + t, first_lane(warp_max(absolute(z))));
   });
@@ -227,7 +225,7 @@ FN void kvtc_inverse(const Plane& plane, const KvtcPlane& side, u32 group) {
   const u32* exact = (const u32*)side.exact;
   auto load = [&](u32 t) { return rows.load(t); };
   in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, const Restored::Loaded& loaded) {
-    if (kvtc_is_exact(exact, t)) return;
+    if (in_mask(exact, t)) return;
     typename E::vraw x = E::from_float(rows.numbers(loaded));
     if (column.whole)
       column.template store<true>(t, x);
@@ -256,7 +254,7 @@ FN void kvtc_errors(const Plane& plane, const KvtcPlane& side, u32 group, float*
   in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, const KvtcBoth<E>& loaded) {
     vf32 x = E::to_float(loaded.plane);
     energy = energy + select(absolute(x) < as_float(splat(0x7f800000)), x * x, splatf(0.f));
-    if (kvtc_is_exact(exact, t)) return;
+    if (in_mask(exact, t)) return;
     vf32 difference = absolute(E::to_float(E::from_float(rows.numbers(loaded.row))) - x);
     difference = select(column.idle(), splatf(0.f), difference);
     squared = squared + difference * difference;

@@ -77,7 +77,7 @@ FN ColumnCode choose_columns(const KvtcBlock& block, u32 group, u32 active, u16*
   u32 count = 0;
   auto load = [&](u32 t) { return kvtc_row(block, group, t, active); };
   in_turn<FORWARDS, 4>(block.tokens, load, [&](u32 t, vu32 row) {
-    if (exact[t / 32] >> t % 32 & 1) return;
+    if (in_mask(exact, t)) return;
     vu32 q = kvtc_integer(block, row);
     if (!count++) first = q;
     vf32 d = int_to_float(q - first);
@@ -107,7 +107,7 @@ FN ColumnCode choose_columns(const KvtcBlock& block, u32 group, u32 active, u16*
   vu32 base = window_start(center - 1u, 2);
   for (u32 i = 0; i < HISTOGRAM_ROWS; ++i) store_u16(histogram + i * LANES, splat16(0));
   in_turn<FORWARDS, 4>(block.tokens, load, [&](u32 t, vu32 row) {
-    if (exact[t / 32] >> t % 32 & 1) return;
+    if (in_mask(exact, t)) return;
     vu32 place = shift_right_signed(kvtc_integer(block, row), code.low_bits) - base;
     place = select(place >= 0x80000000u, splat(0), select(place < HISTOGRAM_ROWS, place, splat(HISTOGRAM_ROWS - 1)));
     count_row_u16(histogram, narrow(place));
@@ -158,7 +158,7 @@ FN void kvtc_put_columns(const KvtcBlock& block, u32 group, u32 active, const Co
   u32 last = alphabet_size(code.alphabet) - 1, most_low_bits = largest(low_bits);
   auto load = [&](u32 t) { return kvtc_row(block, group, t, active); };
   in_turn<BACKWARDS>(block.tokens, load, [&](u32 t, vu32 row) {
-    if (exact[t / 32] >> t % 32 & 1) return;
+    if (in_mask(exact, t)) return;
     vu32 q = kvtc_integer(block, row);
     u32* decoded = (u32*)block.rows + (u64)t * block.row_stride + group * LANES;
     store_some(decoded, as_bits(int_to_float(q) * block.step), active);
@@ -258,7 +258,7 @@ FN u32 kvtc_decode_groups(const KvtcBlock& block, u32 group, const ColumnCode* c
   }
   if (!fits) return BAD_STREAM;
   for (u32 t = 0; t < block.tokens; ++t) {
-    if (exact[t / 32] >> t % 32 & 1) continue;
+    if (in_mask(exact, t)) continue;
     u32* row = (u32*)block.rows + (u64)t * block.row_stride + group * LANES;
 #pragma clang loop unroll(full)
     for (int f = 0; f < FLIGHTS; ++f) {

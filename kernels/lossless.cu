@@ -77,7 +77,7 @@ struct Bits32 {
 #define FOR_ELEMENT_WIDTHS(INSTANTIATE) INSTANTIATE(8, Bits8) INSTANTIATE(16, Bits16) INSTANTIATE(32, Bits32)
 
 FN u32 groups_in(const Plane& plane) { return (plane.heads * plane.head_dim + LANES - 1) / LANES; }
-FN bool in_mask(const u32* masks, u32 token) { return masks && (masks[token / TILE_TOKENS] >> token % TILE_TOKENS & 1); }
+FN bool is_zero(const u32* zeros, u32 token) { return zeros && in_mask(zeros, token); }
 
 // The level of exponents in the window below `top`; ESCAPE for those outside.
 FN vu16 level_of(vu16 exponent, vu16 top) {
@@ -161,7 +161,7 @@ FN Octaves choose_octaves(const Plane& plane, const u32* zeros, const Column<E>&
   u32 samples = (plane.tokens + stride - 1) / stride;
   auto load = [&](u32 s) { return column.template load<WHOLE>(s * stride); };
   in_turn<FORWARDS, 4>(samples, load, [&](u32 s, typename E::vraw row) {
-    if (in_mask(zeros, s * stride)) return;
+    if (is_zero(zeros, s * stride)) return;
     vu32 exponent = widen(E::head(E::from(row), format.mantissa_bits)) & exponents;
     vm32 finite = exponent - 1u < format.special - 1u;
     sum = sum + select(finite, exponent, splat(0));
@@ -173,7 +173,7 @@ FN Octaves choose_octaves(const Plane& plane, const u32* zeros, const Column<E>&
   for (u32 s = 0; s < MAX_SYMBOLS; ++s) store_u16(histogram + s * LANES, splat16(0));
   vu16 top = narrow(counted_top);
   in_turn<FORWARDS, 4>(samples, load, [&](u32 s, typename E::vraw row) {
-    if (in_mask(zeros, s * stride)) return;
+    if (is_zero(zeros, s * stride)) return;
     vu16 head = E::head(E::from(row), format.mantissa_bits);
     vu16 sign = head >> (u16)format.exponent_bits;
     count_row_u16(histogram, sign * (u16)LEVELS + level_of(head & (u16)exponents, top));
@@ -224,7 +224,7 @@ FN void lossless_encode_group(const Plane& plane, const LosslessBlock& block, u3
 
   u32 first = 0;
   if (E::RIDES) {
-    while (in_mask(zeros, first)) ++first;
+    while (is_zero(zeros, first)) ++first;
     ++first;
   }
   vu32 rider = first ? E::ridden(E::from(column.template load<WHOLE>(first - 1))) : splat(0);
@@ -235,7 +235,7 @@ FN void lossless_encode_group(const Plane& plane, const LosslessBlock& block, u3
   u32 row = coded - (E::RIDES ? 1 : 0);
   auto load = [&](u32 t) { return column.template load<WHOLE>(first + t); };
   in_turn<BACKWARDS>(plane.tokens - first, load, [&](u32 t, typename E::vraw loaded) {
-    if (in_mask(zeros, first + t)) return;
+    if (is_zero(zeros, first + t)) return;
     wide x = E::from(loaded);
     vu16 head = E::head(x, format.mantissa_bits), exponent = head & exponents;
     vu16 level = level_of(exponent, top) & in_use;
@@ -334,7 +334,7 @@ FN u32 lossless_decode_groups(const Plane& plane, const LosslessBlock& block, u3
   u32 row_words = groups * bits;
   u32 left = block.mantissa_words, rider = ~0u;
   for (u32 t = 0; t < plane.tokens; ++t) {
-    if (in_mask(zeros, t)) {
+    if (is_zero(zeros, t)) {
       for (int f = 0; f < FLIGHTS; ++f) columns[f].template store<WHOLE>(t, typename E::vraw{});
       continue;
     }

@@ -147,5 +147,8 @@ FN u32 bit_width(u32 x) {
   return width + (x >> width != 0);
 }
 
+// Whether the bit of a token is set, in masks of 32 tokens a word.
+FN bool in_mask(const u32* masks, u32 token) { return masks[token / 32] >> token % 32 & 1; }
+
 // Kernels that come in one version per element type.
 #define FOR_ELEMENT_TYPES(INSTANTIATE) INSTANTIATE(bf16, Bf16) INSTANTIATE(f16, Fp16) INSTANTIATE(f32, Fp32)
