@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +177,6 @@ def test_lossless_rows_have_no_error_and_lossy_ones_have(sample: Sample, cpu: De
     assert fp8.lossy and fp8.logits_error > 0 and fp8.output_error > 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the emulator builds shared objects as on Linux")
 def test_on_a_gpu_copies_are_counted_apart(sample: Sample, cpu: Device) -> None:
     from tests.emulator import devices
 

@@ -14,7 +14,6 @@ from kvzip.cli import text
 from kvzip.codecs import available_codecs, codec_class, options_of
 from kvzip.errors import RefusedError, UsageError
 from tests.cli import LAYERS, TOKENS, cache_file, kvzip, process
-from tests.emulator.devices import cuda_on_emulator
 
 Capture = pytest.CaptureFixture[str]
 
@@ -168,6 +167,8 @@ def test_one_is_no_plural() -> None:
 
 
 def test_auto_says_that_it_took_a_gpu(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    from tests.emulator.devices import cuda_on_emulator
+
     monkeypatch.setattr("kvzip.devices._cuda", lambda index: cuda_on_emulator())
     for device, said in (("auto", True), ("cuda", False), ("cpu", False)):
         assert kvzip("compress", "-f", "--device", device, "--codec", "fp8", cache) == 0

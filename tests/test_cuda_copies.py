@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
@@ -23,9 +22,6 @@ from kvzip.layouts import map_cache
 from kvzip.pipeline import StoredCache, assign, compress, decompress
 from kvzip.pipeline.stages import Channel
 from kvzip.tensorfile import ArraySink, from_arrays
-
-if sys.platform != "linux":
-    pytest.skip("the emulator builds shared objects as on Linux", allow_module_level=True)
 from tests.emulator import fake_cupy, fake_streams
 from tests.emulator.devices import CudaOnEmulator, cuda_on_emulator
 

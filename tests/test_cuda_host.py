@@ -17,13 +17,9 @@ from kvzip.devices.cuda import Cuda
 from kvzip.devices.cuda_compile import CompileError
 from kvzip.errors import KvzipError, LimitError, UnsupportedError, UsageError
 from tests import codecs
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator builds shared objects as on Linux")
-
-if sys.platform == "linux":
-    from tests.emulator import fake_cupy
-    from tests.emulator.devices import cuda_on_emulator
-    from tests.emulator.module import EmulatorError
+from tests.emulator import fake_cupy
+from tests.emulator.devices import cuda_on_emulator
+from tests.emulator.module import EmulatorError
 
 PROBES = {
     "probe.cu": """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,12 +23,8 @@ from kvzip.errors import LimitError
 from kvzip.layouts import map_cache
 from kvzip.pipeline import StoredCache, assign, compress, decompress
 from kvzip.tensorfile import ArraySink, from_arrays, open_tensors
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator builds shared objects as on Linux")
-
-if sys.platform == "linux":
-    from tests.emulator import fake_cupy
-    from tests.emulator.devices import cuda_on_emulator
+from tests.emulator import fake_cupy
+from tests.emulator.devices import cuda_on_emulator
 
 TOKENS, BLOCK = 96, 32
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,9 @@ from kvzip.codecs.cachegen import CacheGen
 from kvzip.codecs.fp8 import Fp8
 from kvzip.devices.base import Device
 from tests import codecs
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the emulator builds shared objects as on Linux")
-
-if sys.platform == "linux":
-    from tests.emulator import building, ptx
-    from tests.emulator.devices import Emulated
-    from tests.emulator.module import Buffer, EmulatorError, Module
+from tests.emulator import building, ptx
+from tests.emulator.devices import Emulated
+from tests.emulator.module import Buffer, EmulatorError, Module
 
 SOURCE = Path(__file__).parent.joinpath("emulator", "kernels", "broken.cu")
 SEEDS = range(5)

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 
 import kvzip
 from kvzip.devices.cuda import Cuda
 from kvzip.errors import UsageError
-
-if sys.platform != "linux":
-    pytest.skip("the emulator is for Linux", allow_module_level=True)
 from tests.emulator.devices import cuda_on_emulator
 
 LAYOUTS = {"tokens outside": (70, 3, 32), "heads outside": (3, 70, 32), "in a batch": (1, 3, 70, 32)}

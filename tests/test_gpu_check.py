@@ -21,14 +21,11 @@ from kvzip.devices.build import BuildError, Target, ensure_library
 from kvzip.devices.cpu import Cpu
 from kvzip.devices.cuda import Cuda
 from kvzip.devices.levels import runnable_levels
-from tools.gpu_check import border, caches, check, equality, machine, memcheck, peers, speed
-from tools.gpu_check.check import MARK, Check
-
-if sys.platform != "linux":
-    pytest.skip("the emulator is for Linux", allow_module_level=True)
 from tests.emulator import fake_cupy
 from tests.emulator.devices import cuda_on_emulator
 from tools.gpu_check import __main__ as main
+from tools.gpu_check import border, caches, check, equality, machine, memcheck, peers, speed
+from tools.gpu_check.check import MARK, Check
 
 SIZES = {"PLANES": 4, "TOKENS": 64, "HEADS": 2, "HEAD_DIM": 32, "MIB": 256, "COPY": 1, "WHOLE": 4 * 128, "RUNS": 2}
 EVERY_KERNEL = speed.KERNELS

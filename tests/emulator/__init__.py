@@ -13,3 +13,13 @@ is done in any order that ``fake_streams.py`` allows.
 What it cannot show: speed, caches, which copies share an engine, what threads of different blocks may see of each
 other's writes, and the hardware's own mistakes. Warp operations take full masks, blocks and grids have one dimension.
 """
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+if sys.platform != "linux":
+    # Whatever imports the emulator, a module or a test, is skipped there.
+    pytest.skip("the emulator builds shared objects as on Linux", allow_module_level=True)
