@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -94,5 +95,6 @@ def _zig(name: str, *arguments: str, text: str) -> str:
 
 def _remove_old(folder: Path) -> None:
     for path in folder.iterdir():
-        if time.time() - path.stat().st_mtime > KEEP_SECONDS:
-            path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process has finished or removed it
+            if time.time() - path.stat().st_mtime > KEEP_SECONDS:
+                path.unlink()
