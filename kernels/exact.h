@@ -2,6 +2,7 @@
 // are all tokens from `coded` on. And what a lossy codec did to the others.
 #pragma once
 #include "bits.h"
+#include "loss.h"
 #include "rans.h"
 
 constexpr u32 EXACT_TILE = 32;
@@ -40,6 +41,8 @@ struct ExactTile {
   METHOD u32 tokens() const { return stop - start; }
   METHOD u32 coded() const { return coded_stop - start; }
   METHOD bool keeps(u32 i) const { return i >= coded() || (kept >> i & 1); }
+  // The bits of all that are kept, and of what is behind the tile.
+  METHOD u32 all_kept() const { return kept | (coded() < EXACT_TILE ? ~0u << coded() : 0); }
   // The row of token `start + i`, which is kept.
   METHOD u32 row_of(u32 i) const {
     u32 before = i < coded() ? i : coded();
@@ -53,63 +56,72 @@ struct ExactTile {
   }
 };
 
-// The mask of tokens of a tile with magnitudes from `limit` on (bits of the type). `running`: scratch [32][32].
+// The mask of quantized tokens of a tile with magnitudes from `limit` on (bits of the type).
 template <class E>
-FN u32 find_unfit(const Plane& plane, const ExactTile& tile, u32 limit, typename E::raw* running) {
-  typedef typename E::vraw vraw;
+FN u32 find_unfit(const Plane& plane, const ExactTile& tile, u32 limit) {
+  u32 mask = 0;
   for (u32 g = 0; g < (plane.heads * plane.head_dim + LANES - 1) / LANES; ++g) {
     Column<E> column = Column<E>::make(plane, g);
-    for (u32 i = 0; i < tile.coded(); ++i) {
-      u32 t = tile.start + i;
-      vraw x = column.whole ? column.template load<true>(t) : column.template load<false>(t);
-      vraw magnitude = x & E::narrowed(splat(E::ABS));
-      if (g) magnitude = maximum(magnitude, load_lanes(running + i * LANES));
-      store_lanes(running + i * LANES, magnitude);
-    }
+    for (u32 i = 0; i < tile.coded(); ++i)
+      if (largest(column.template load<false>(tile.start + i) & E::narrowed(splat(E::ABS))) >= limit) mask |= 1u << i;
   }
-  u32 mask = 0;
-  for (u32 i = 0; i < tile.coded(); ++i)
-    if (largest(load_lanes(running + i * LANES)) >= limit) mask |= 1u << i;
   return mask;
 }
 
-// An encoder's tile, its unfit tokens found and written down.
+// Encodes a tile: `encode(tile, loss)` does, and `sums` get the loss. Tokens with magnitudes from `limit` on (bits of the type) are kept.
+template <class E, class Encode>
+FN void encode_tile(const Plane& plane, const ExactTokens& exact, u32 index, u32 limit, float* sums, Encode encode) {
+  TileLoss loss = TileLoss::zero();
+  if (index * EXACT_TILE < plane.tokens) {
+    ExactTile tile = ExactTile::unread(plane, exact, index);
+    float bound = scalar_to_float(E(), limit);
+    for (;;) {
+      encode(tile, loss);
+      // Numbers that are too large, or none, do not hide in a small energy: nearly always one look at them is enough.
+      if (tile.kept || first_lane(loss.energy.sum()) < bound * bound) break;
+      tile.kept = find_unfit<E>(plane, tile, limit);
+      if (!tile.kept) break;
+      loss = TileLoss::zero();
+      warp_sync();
+    }
+    store_uniform((u32*)exact.masks + index, tile.kept);
+  }
+  loss.store(sums);
+}
+
+// Copies the kept tokens of a tile from the rows.
 template <class E>
-FN ExactTile mark_unfit(const Plane& plane, const ExactTokens& exact, u32 tile, u32 limit, typename E::raw* running) {
-  ExactTile t = ExactTile::unread(plane, exact, tile);
-  t.kept = find_unfit<E>(plane, t, limit, running);
-  store_uniform((u32*)exact.masks + tile, t.kept);
-  return t;
-}
-
-// Copies the kept tokens of a tile from the rows, for one column.
-template <class E, bool WHOLE>
-FN void restore_rows(const ExactTokens& exact, const ExactTile& tile, u32 channels, u32 group, const Column<E>& column) {
-  const typename E::raw* rows = (const typename E::raw*)exact.rows + (u64)group * LANES;
-  for (u32 i = 0; i < tile.tokens(); ++i) {
-    if (!tile.keeps(i)) continue;
-    const typename E::raw* row = rows + (u64)tile.row_of(i) * channels;
-    column.template store<WHOLE>(tile.start + i, WHOLE ? load_lanes(row) : load_some(row, column.active));
+FN void restore_kept(const Plane& plane, const ExactTokens& exact, const ExactTile& tile) {
+  if (!tile.kept && tile.coded() == tile.tokens()) return;
+  warp_sync();  // other lanes have written there
+  u32 channels = plane.heads * plane.head_dim;
+  for (u32 g = 0; g < (channels + LANES - 1) / LANES; ++g) {
+    Column<E> column = Column<E>::make(plane, g);
+    const typename E::raw* rows = (const typename E::raw*)exact.rows + (u64)g * LANES;
+    for (u32 i = 0; i < tile.tokens(); ++i)
+      if (tile.keeps(i))
+        column.template store<false>(tile.start + i, load_some(rows + (u64)tile.row_of(i) * channels, column.active));
   }
 }
 
-// Squared error, energy and largest error, lane by lane.
-struct LossSums {
-  vf32 squared, energy, worst;
+// Decodes a tile: `decode(tile)` does, and returns a status. Returns the tile's.
+template <class E, class Decode>
+FN u32 decode_tile(const Plane& plane, const ExactTokens& exact, u32 index, Decode decode) {
+  if (index * EXACT_TILE >= plane.tokens) return OK;
+  ExactTile tile = ExactTile::make(plane, exact, index);
+  u32 found = tile.misfit(exact);
+  if (found == OK) found = decode(tile);
+  if (found == OK) restore_kept<E>(plane, exact, tile);
+  return found;
+}
 
-  static METHOD LossSums make() { return {splatf(0.f), splatf(0.f), splatf(0.f)}; }
-  METHOD void add(vf32 x, vf32 restored) {
-    vf32 difference = restored - x;
-    squared = squared + difference * difference;
-    energy = energy + x * x;
-    worst = maximum(worst, absolute(difference));
+// Whether the magnitudes of `count` numbers of a type are all below `limit`, as bits of the type.
+template <class E>
+FN bool all_below(const typename E::raw* numbers, u32 count, u32 limit) {
+  typename E::vraw top = E::narrowed(splat(0));
+  for (u32 i = 0; i < count; i += LANES) {
+    u32 left = count - i;
+    top = maximum(top, load_some(numbers + i, left < LANES ? left : LANES) & E::narrowed(splat(E::ABS)));
   }
-  // A kept token has energy, where it is a number, and no error.
-  METHOD void add_kept(vf32 x) {
-    energy = energy + select((vm32)(absolute(x) < as_float(splat(0x7f800000))), x * x, splatf(0.f));
-  }
-  METHOD void store(float* sums) const {
-    float all[3] = {first_lane(warp_sum(squared)), first_lane(warp_sum(energy)), first_lane(warp_max(worst))};
-    for (u32 i = 0; i < 3; ++i) store_uniform(sums + i, all[i]);
-  }
-};
+  return largest(top) < limit;
+}

@@ -2,7 +2,7 @@
 //
 // One warp takes a tile of tokens of one plane. Encoded bytes lie token-major, [tokens][channels]. A scale belongs to a
 // token, a head or the whole block: it is found at scales[token * token_step + head * head_step], steps of 0 or 1.
-#include "warp.h"
+#include "loss.h"
 
 struct Fp8Block {
   u64 bytes;   // u8 [tokens][channels]
@@ -105,12 +105,6 @@ struct Scales {
   }
 };
 
-// Squared error, energy and largest error of a tile.
-struct Fp8Errors {
-  StripSum squared, energy;
-  vf32 worst;
-};
-
 // Encodes the rows of a strip and keeps count of what that does to them. Nearly all rows are plain: of finite numbers up to
 // the format's largest, for which nothing else has to be looked for.
 template <class E, class F, Scaling S, bool WHOLE>
@@ -120,18 +114,13 @@ struct Fp8Encoder {
   const Scales<S, WHOLE>& scales;
   RowDivisors* divisors;
   bool saturate;
-  Pack<vf32> squared, energy;
-  vf32 worst;
+  StripLoss loss;
 
-  METHOD void begin() {
-    for (int i = 0; i < PACK; ++i) squared.v[i] = energy.v[i] = splatf(0.f);
-    worst = splatf(0.f);
-  }
   // Whether there may be plain rows: they divide by the scales' reciprocals.
   METHOD bool prepare(u32 rows) const {
     if (!WHOLE) return false;
     if (S == PER_TOKEN) return divisors->set(scales.of_rows, rows);
-    return S == UNSCALED || scales.of_channels[0].exact();
+    return S == UNSCALED || all(scales.of_channels[0].exact());
   }
   METHOD void encode_plain(u32 row, const Loaded& loaded, u8* bytes) {
     Pack<typename E::vraw> numbers = strip.values(loaded);
@@ -144,7 +133,7 @@ struct Fp8Encoder {
       codes.v[i] = coded.code;
       // Every element type holds an unscaled code exactly.
       vf32 restored = S == UNSCALED ? coded.magnitude : E::nearest(coded.magnitude * scale.value);
-      count(i, x, restored - magnitude_of(x));
+      loss.add(i, x, restored - magnitude_of(x));
     }
     strip.template store_bytes<WHOLE>(bytes, strip.signed_bytes(codes, loaded));
   }
@@ -159,41 +148,22 @@ struct Fp8Encoder {
       vf32 difference = restored - x;
       // NaN and infinities have no error to speak of.
       vm32 finite = absolute(difference) < as_float(splat(0x7f800000));
-      count(i, select(finite, x, splatf(0.f)), select(finite, difference, splatf(0.f)));
+      loss.add(i, select(finite, x, splatf(0.f)), select(finite, difference, splatf(0.f)));
     }
     strip.template store_bytes<WHOLE>(bytes, strip.signed_bytes(codes, loaded));
-  }
-  METHOD void count(int i, vf32 x, vf32 difference) {
-    squared.v[i] = squared.v[i] + difference * difference;
-    energy.v[i] = energy.v[i] + x * x;
-    worst = larger(worst, magnitude_of(difference));
-  }
-  METHOD bool finite() const {
-    vf32 sum = splatf(0.f);
-    for (int i = 0; i < PACK; ++i) sum = sum + (squared.v[i] + energy.v[i]);
-    return all(sum < as_float(splat(0x7f800000)));
-  }
-  METHOD void finish(Fp8Errors& errors) {
-    for (int i = 0; i < PACK; ++i) {
-      squared.v[i] = strip.zero_if_idle(squared.v[i], i);
-      energy.v[i] = strip.zero_if_idle(energy.v[i], i);
-    }
-    errors.squared.add(squared);
-    errors.energy.add(energy);
-    errors.worst = maximum(errors.worst, warp_max(strip.zero_if_idle(worst, 0)));
   }
 };
 
 template <class E, class F, Scaling S, bool WHOLE>
 FN void fp8_encode_strip(const Plane& plane, const Fp8Block& block, u32 index, u32 start, u32 rows, bool saturate,
-                         const Strip<E>& strip, RowDivisors* divisors, Fp8Errors& errors) {
+                         const Strip<E>& strip, RowDivisors* divisors, TileLoss& loss) {
   u32 channels = plane.heads * plane.head_dim;
   Scales<S, WHOLE> scales = Scales<S, WHOLE>::make(plane, block, index, start);
   Fp8Encoder<E, F, S, WHOLE> encoder = {strip, scales, divisors, saturate};
   constexpr u32 AT_ONCE = S == PER_TOKEN ? (ROWS + 1) / 2 : ROWS;
   for (bool plain = encoder.prepare(rows);; plain = false) {
     u8* bytes = (u8*)block.bytes + (u64)start * channels + (u64)index * (LANES * PACK);
-    encoder.begin();
+    encoder.loss = StripLoss::zero();
     for (u32 row = 0; row < rows;) {
       u32 next = row + AT_ONCE;
       if (WHOLE && plain && next <= rows) {
@@ -210,9 +180,9 @@ FN void fp8_encode_strip(const Plane& plane, const Fp8Block& block, u32 index, u
         encoder.encode_any(row, strip.template load<WHOLE>(start + row), bytes);
     }
     // Scales leave nothing above the largest number but what is not finite, which the sums show: then once more.
-    if (S == UNSCALED || !WHOLE || !plain || encoder.finite()) break;
+    if (S == UNSCALED || !WHOLE || !plain || encoder.loss.finite()) break;
   }
-  encoder.finish(errors);
+  loss.add(strip, encoder.loss);
 }
 
 template <class E, class F, Scaling S, bool WHOLE>
@@ -233,7 +203,7 @@ FN void fp8_decode_strip(const Plane& plane, const Fp8Block& block, u32 index, u
         vf32 x = F::decode(codes.v[i]);
         values.v[i] = S == UNSCALED ? E::from_exact(x) : E::from_float(unless_nan(x * scales.at(first + r, i), x));
       }
-      strip.template store<WHOLE>(start + first + r, values);
+      strip.template store<WHOLE>(start + first + r, strip.loaded(values));
     }
   }
 }
@@ -263,16 +233,14 @@ template <class E, class F>
 FN void fp8_encode_tile(const Plane& plane, const Fp8Block& block, u32 tile, bool saturate, RowDivisors* divisors,
                         float* sums) {
   u32 start = tile * FP8_TILE, rows = rows_of(plane, start);
-  Fp8Errors errors = {StripSum::zero(), StripSum::zero(), splatf(0.f)};
+  TileLoss loss = TileLoss::zero();
   for (u32 s = 0; s < strips_of(plane); ++s) {
     Strip<E> strip = Strip<E>::make(plane, s);
 #define ENCODE(S, WHOLE) \
-  fp8_encode_strip<E, F, S, WHOLE>(plane, block, s, start, rows, saturate, strip, divisors, errors)
+  fp8_encode_strip<E, F, S, WHOLE>(plane, block, s, start, rows, saturate, strip, divisors, loss)
     FP8_DISPATCH(scaling_of(block), strip.whole_with((const void*)block.bytes), ENCODE)
   }
-  store_uniform(sums, first_lane(errors.squared.sum()));
-  store_uniform(sums + 1, first_lane(errors.energy.sum()));
-  store_uniform(sums + 2, first_lane(errors.worst));
+  loss.store(sums);
 }
 
 template <class E, class F>

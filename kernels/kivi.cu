@@ -3,7 +3,7 @@
 // them: keys along tokens, values along channels. Or codes lie one a byte, for the entropy coder.
 //
 // One warp takes a tile of 32 tokens, so a group of keys or 32 groups of values for each 32 channels.
-#include "exact.h"
+#include "affine.h"
 
 struct KiviBlock {
   ExactTokens exact;
@@ -14,202 +14,270 @@ struct KiviBlock {
   u32 symbol_tokens, reserved;
 };
 
-// What the channels of a group share. A constant group has scale 0: its code is 0.
+// A group's scale and minimum, from its smallest and largest number.
+template <u32 BITS>
 struct KiviGroup {
-  vf32 scale, step, minimum;
+  enum : u32 { TOP = (1 << BITS) - 1 };
+  vu16 scale, minimum;
 
-  static METHOD KiviGroup of(vu16 scale, vu16 minimum) {
-    vf32 s = half_to_float(scale);
-    return {s, select((vm32)(s == splatf(0.f)), splatf(1.f), s), half_to_float(minimum)};
+  static METHOD KiviGroup of(vf32 low, vf32 high) {
+    return {number_to_half(Divisor::make(splatf(TOP)).divide((high - low) + 0.f)), number_to_half(low + 0.f)};
   }
-  METHOD vu32 encode(vf32 x, float top) const {
-    vf32 level = select((vm32)(scale == splatf(0.f)), splatf(0.f), (x - minimum) / step);
-    level = maximum(level, splatf(0.f));
-    return round_to_int(select((vm32)(level > splatf(top)), splatf(top), level));
-  }
-  METHOD vf32 decode(vu32 code) const { return int_to_float(code) * scale + minimum; }
+  METHOD Affine affine() const { return Affine::make(half_number(scale), half_number(minimum)); }
 };
 
-struct KiviSpan {
-  vf32 low, high;
-
-  static METHOD KiviSpan make() { return {splatf(65504.f), splatf(-65504.f)}; }
-  METHOD void add(vf32 x) {
-    low = select((vm32)(x < low), x, low);
-    high = maximum(high, x);
-  }
-  METHOD vu16 scale(float top) const { return float_to_half((high - low) / top); }
-};
-
-FN u32 kivi_words(u32 numbers, u32 bits) { return (numbers * bits + 31) / 32; }
-FN u8* kivi_symbols(const KiviBlock& block, u32 group, u32 token) {
-  return (u8*)block.symbols + ((u64)group * block.symbol_tokens + token) * LANES;
+// A decoder's status: encoders write no scale or minimum that is not finite.
+FN u32 check_halves(const KiviBlock& block, u64 first, u32 count) {
+  bool finite = all_below<Fp16>((const u16*)block.scales + first, count, Fp16::INFINITE) &&
+                all_below<Fp16>((const u16*)block.minima + first, count, Fp16::INFINITE);
+  return finite ? OK : BAD_VALUE;
 }
 
 // ------------------------------------------------------------------------------------------- keys
 
-template <class E, u32 BITS, bool WHOLE>
-FN void kivi_encode_keys(const Plane& plane, const KiviBlock& block, const ExactTile& tile, bool packed, u32 group,
-                         const Column<E>& column, LossSums& loss) {
-  constexpr u32 PER_WORD = 32 / BITS;
-  const float top = (1 << BITS) - 1;
-  u32 channels = plane.heads * plane.head_dim, first = group * LANES;
-  KiviSpan span = KiviSpan::make();
-  for (u32 i = 0; i < tile.coded(); ++i)
-    if (!tile.keeps(i)) span.add(E::to_float(column.template load<WHOLE>(tile.start + i)));
-  bool none = bits_set(tile.kept) == tile.coded();
-  vu16 scale = none ? splat16(0) : span.scale(top), minimum = none ? splat16(0) : float_to_half(span.low);
-  if (tile.coded()) {
-    store_some((u16*)block.scales + (u64)tile.index() * channels + first, scale, column.active);
-    store_some((u16*)block.minima + (u64)tile.index() * channels + first, minimum, column.active);
-  }
-  KiviGroup shared = KiviGroup::of(scale, minimum);
-  u32* words = (u32*)block.words + (u64)tile.index() * BITS * channels + first;
-  vu32 word = splat(0);
-  for (u32 i = 0; i < tile.tokens(); ++i) {
-    vf32 x = E::to_float(column.template load<WHOLE>(tile.start + i));
-    vu32 code = splat(0);
-    if (tile.keeps(i)) {
-      loss.add_kept(x);
-      if (i >= tile.coded()) continue;
-    } else {
-      code = shared.encode(x, top);
-      loss.add(x, E::to_float(E::from_float(shared.decode(code))));
-    }
-    if (!packed) {
-      store_u8(kivi_symbols(block, group, tile.start + i), narrow(select(column.idle(), splat(0), code)));
-      continue;
-    }
-    word = word | code << i % PER_WORD * BITS;
-    if (i % PER_WORD == PER_WORD - 1 || i == tile.coded() - 1) {
-      store_some(words + (u64)(i / PER_WORD) * channels, word, column.active);
-      word = splat(0);
-    }
-  }
-}
+template <class E_, u32 BITS_>
+struct KiviKeys {
+  typedef E_ E;
+  enum : u32 { BITS = BITS_, PER_WORD = 32 / BITS, TOP = (1 << BITS) - 1 };
+  const Plane& plane;
+  const KiviBlock& block;
 
-template <class E, u32 BITS, bool WHOLE>
-FN void kivi_decode_keys(const Plane& plane, const KiviBlock& block, const ExactTile& tile, bool packed, u32 group,
-                         const Column<E>& column) {
-  constexpr u32 PER_WORD = 32 / BITS;
-  if (!tile.coded()) return;
-  u32 channels = plane.heads * plane.head_dim;
-  u64 first = (u64)tile.index() * channels + group * LANES;
-  const u16 *scales = (const u16*)block.scales + first, *minima = (const u16*)block.minima + first;
-  KiviGroup shared = WHOLE ? KiviGroup::of(load_u16(scales), load_u16(minima))
-                           : KiviGroup::of(load_some(scales, column.active), load_some(minima, column.active));
-  const u32* words = (const u32*)block.words + (u64)tile.index() * BITS * channels + group * LANES;
-  for (u32 row = 0; row * PER_WORD < tile.coded(); ++row) {
-    vu32 word = splat(0);
-    if (packed) word = WHOLE ? load_u32(words + (u64)row * channels) : load_some(words + (u64)row * channels, column.active);
-    u32 left = tile.coded() - row * PER_WORD, count = left < PER_WORD ? left : PER_WORD;
-#pragma clang loop unroll_count(4)
-    for (u32 i = 0; i < count; ++i) {
-      u32 token = tile.start + row * PER_WORD + i;
-      vu32 code = packed ? word & ((1u << BITS) - 1u) : widen(load_u8(kivi_symbols(block, group, token)));
-      word = word >> BITS;
-      column.template store<WHOLE>(token, E::from_float(shared.decode(code)));
+  static METHOD KiviKeys make(const Plane& plane, const KiviBlock& block) { return {plane, block}; }
+  METHOD u32 channels() const { return plane.heads * plane.head_dim; }
+  METHOD u32* words(const ExactTile& tile) const { return (u32*)block.words + (u64)tile.index() * BITS * channels(); }
+  METHOD u16* scales(const ExactTile& tile) const { return (u16*)block.scales + (u64)tile.index() * channels(); }
+  METHOD u16* minima(const ExactTile& tile) const { return (u16*)block.minima + (u64)tile.index() * channels(); }
+  METHOD u32 check(const ExactTile& tile) const {
+    return tile.coded() ? check_halves(block, (u64)tile.index() * channels(), channels()) : OK;
+  }
+
+  template <bool WHOLE>
+  static METHOD Extremes<E> extremes(const ExactTile& tile, const Strip<E>& strip) {
+    typedef typename Strip<E>::Loaded Loaded;
+    u32 kept = tile.all_kept(), some = 0;
+    while (kept >> some & 1) ++some;
+    auto load = [&](u32 row) { return WHOLE ? strip.load_row(tile.start + row) : strip.template load<false>(tile.start + row); };
+    Extremes<E> found = Extremes<E>::of(load(some));
+    for (u32 i = 0; i < tile.coded();) {
+      if (WHOLE && i + ROWS <= EXACT_TILE && !(kept >> i & ((1u << ROWS) - 1u))) {
+        Loaded rows[ROWS];
+        strip.load(tile.start + i, rows);
+        for (u32 r = 0; r < ROWS; ++r, ++i) found.add(rows[r]);
+      } else {
+        if (!tile.keeps(i)) found.add(load(i));
+        ++i;
+      }
+    }
+    return found;
+  }
+
+  template <bool PACKED, bool WHOLE>
+  METHOD void encode_strip(const ExactTile& tile, const Strip<E>& strip, u32 start, TileLoss& loss) const {
+    constexpr u32 AT_ONCE = rows_at_once<E>(4);
+    Affine affines[PACK];
+    bool plain = WHOLE;
+    Pack<vu32> scale = no_codes(), minimum = no_codes(), word = no_codes(), found;
+    if (tile.all_kept() != ~0u) {
+      Extremes<E> own = extremes<WHOLE>(tile, strip);
+      Pack<vf32> low = own.low(), high = own.high();
+      for (int j = 0; j < PACK; ++j) {
+        auto group = KiviGroup<BITS>::of(low.v[j], high.v[j]);
+        affines[j] = group.affine();
+        scale.v[j] = widen(group.scale);
+        minimum.v[j] = widen(group.minimum);
+        plain = plain & all(affines[j].plain(low.v[j], high.v[j], TOP));
+      }
+    }
+    if (tile.coded()) {
+      store_channels(strip, WHOLE, scales(tile) + start, scale);
+      store_channels(strip, WHOLE, minima(tile) + start, minimum);
+    }
+    u32* words_of_strip = words(tile) + start;
+    auto symbols = CodeRows<BITS, false>::make(block.symbols, block.symbol_tokens, channels(), start);
+    auto store = [&](u32 row) {
+      for (int j = 0; j < PACK && PACKED; ++j) word.v[j] = shift_in<BITS>(word.v[j], found.v[j]);
+      if (!PACKED) symbols.store(symbols.row(tile.start + row), found);
+    };
+    u32 singly = plain ? tile.all_kept() : ~0u;
+    StripLoss sums = StripLoss::zero();
+    for (u32 i = 0; i < tile.tokens();) {
+      if (i % AT_ONCE || (singly >> i & ((1u << AT_ONCE) - 1u))) {
+        encode_row<WHOLE>(tile, strip, affines, i, found, sums);
+        if (i++ >= tile.coded()) continue;
+        store(i - 1);
+      } else {
+        typename Strip<E>::Loaded rows[AT_ONCE];
+        strip.load(tile.start + i, rows);
+        for (u32 r = 0; r < AT_ONCE; ++r, ++i) {
+          auto numbers = strip.values(rows[r]);
+          for (int j = 0; j < PACK; ++j) {
+            vf32 x = E::number(numbers.v[j]), raised = affines[j].raise(x);
+            found.v[j] = code_of(raised, 0);
+            sums.add(j, x, restored<E>(affines[j], raised) - x);
+          }
+          store(i);
+        }
+      }
+      u32 codes = i % PER_WORD;
+      if (!PACKED || (codes && i != tile.coded())) continue;
+      // A full word, or the last one, whose codes are still at its top.
+      for (int j = 0; j < PACK; ++j) found.v[j] = codes ? word.v[j] >> (32 - codes * BITS) : word.v[j];
+      store_channels(strip, WHOLE, words_of_strip + (u64)((i - 1) / PER_WORD) * channels(), found);
+    }
+    loss.add(strip, sums);
+  }
+  template <bool WHOLE>
+  static METHOD void encode_row(const ExactTile& tile, const Strip<E>& strip, const Affine (&affines)[PACK], u32 row,
+                                Pack<vu32>& found, StripLoss& loss) {
+    auto numbers = strip.values(strip.template load<WHOLE>(tile.start + row));
+    for (int j = 0; j < PACK; ++j) {
+      vf32 x = E::to_float(numbers.v[j]);
+      found.v[j] = splat(0);
+      if (tile.keeps(row)) {
+        loss.add_kept(j, x);
+      } else {
+        vf32 raised = affines[j].raise_within(x, 0.f, TOP);
+        found.v[j] = select(strip.idle(j), splat(0), code_of(raised, 0));
+        loss.add(j, x, select(strip.idle(j), splatf(0.f), restored<E>(affines[j], raised) - x));
+      }
     }
   }
-}
+
+  template <bool PACKED, bool WHOLE>
+  METHOD void decode_strip(const ExactTile& tile, const Strip<E>& strip, u32 start) const {
+    constexpr u32 AT_ONCE = WHOLE ? (u32)ROWS : 1;
+    if (!tile.coded()) return;
+    Pack<vu32> scale = load_channels(strip, WHOLE, scales(tile) + start);
+    Pack<vu32> minimum = load_channels(strip, WHOLE, minima(tile) + start), word = no_codes();
+    Affine affines[PACK];
+    for (int j = 0; j < PACK; ++j) affines[j] = KiviGroup<BITS>{narrow(scale.v[j]), narrow(minimum.v[j])}.affine();
+    const u32* words_of_strip = words(tile) + start;
+    auto symbols = CodeRows<BITS, false>::make(block.symbols, block.symbol_tokens, channels(), start);
+    for (u32 first = 0; first < tile.coded(); first += PER_WORD) {
+      u32 stop = first + PER_WORD < tile.coded() ? first + PER_WORD : tile.coded();
+      if (PACKED) word = load_channels(strip, WHOLE, words_of_strip + (u64)(first / PER_WORD) * channels());
+#pragma clang loop unroll_count(4)
+      for (u32 i = first; i < stop; i += AT_ONCE) {
+        typename CodeRows<BITS, false>::Loaded loaded[AT_ONCE];
+        for (u32 r = 0; r < AT_ONCE && !PACKED; ++r) loaded[r] = symbols.load(symbols.row(tile.start + (i + r < stop ? i + r : i)));
+        for (u32 r = 0; r < AT_ONCE && i + r < stop; ++r) {
+          Pack<vu32> found = PACKED ? word : symbols.codes(loaded[r]);
+          Pack<vf32> x;
+          for (int j = 0; j < PACK; ++j) {
+            x.v[j] = affines[j].number(int_to_float(found.v[j] & (u32)TOP));
+            word.v[j] = word.v[j] >> BITS;
+          }
+          strip.template store<WHOLE>(tile.start + i + r, nearest_row<E>(x));
+        }
+      }
+    }
+  }
+
+  // Calls `code` for each strip: with whether it is whole, and its first channel.
+  template <class Code>
+  METHOD void for_each_strip(Code code) const {
+    for (u32 start = 0; start < channels(); start += STRIP) {
+      Strip<E> strip = Strip<E>::at(plane, start, channels() - start < STRIP ? channels() - start : STRIP);
+      code(strip, aligned(strip, block.words | block.scales | block.minima), start);
+    }
+  }
+  template <bool PACKED>
+  METHOD void encode(const ExactTile& tile, AffineScratch*, TileLoss& loss) const {
+    for_each_strip([&](const Strip<E>& strip, bool whole, u32 start) {
+      whole ? encode_strip<PACKED, true>(tile, strip, start, loss) : encode_strip<PACKED, false>(tile, strip, start, loss);
+    });
+  }
+  template <bool PACKED>
+  METHOD void decode(const ExactTile& tile) const {
+    for_each_strip([&](const Strip<E>& strip, bool whole, u32 start) {
+      whole ? decode_strip<PACKED, true>(tile, strip, start) : decode_strip<PACKED, false>(tile, strip, start);
+    });
+  }
+};
 
 // ------------------------------------------------------------------------------------------- values
 
-template <class E, u32 BITS, bool WHOLE>
-FN void kivi_encode_values(const Plane& plane, const KiviBlock& block, const ExactTile& tile, bool packed, u32 group,
-                           const Column<E>& column, LossSums& loss) {
-  const float top = (1 << BITS) - 1;
-  u32 channels = plane.heads * plane.head_dim, groups = (channels + LANES - 1) / LANES;
-  u64 row_words = kivi_words(channels, BITS);
-  for (u32 i = 0; i < tile.tokens(); ++i) {
-    u32 token = tile.start + i;
-    vf32 x = E::to_float(column.template load<WHOLE>(token));
-    vu16 scale = splat16(0), minimum = splat16(0);
-    vu32 code = splat(0);
-    if (tile.keeps(i)) {
-      loss.add_kept(x);
-      if (i >= tile.coded()) continue;
-    } else {
-      vf32 low = select(column.idle(), splatf(65504.f), x), high = select(column.idle(), splatf(-65504.f), x);
-      KiviSpan span = {splatf(0.f) - warp_max(splatf(0.f) - low), warp_max(high)};
-      scale = span.scale(top);
-      minimum = float_to_half(span.low);
-      KiviGroup shared = KiviGroup::of(scale, minimum);
-      code = select(column.idle(), splat(0), shared.encode(x, top));
-      vf32 restored = E::to_float(E::from_float(shared.decode(code)));
-      loss.add(x, select(column.idle(), splatf(0.f), restored));
-    }
-    store_some((u16*)block.scales + (u64)token * groups + group, scale, 1);
-    store_some((u16*)block.minima + (u64)token * groups + group, minimum, 1);
-    if (packed)
-      pack_lanes<BITS>((u32*)block.words + token * row_words + group * BITS, code, kivi_words(column.active, BITS));
-    else
-      store_u8(kivi_symbols(block, group, token), narrow(code));
-  }
-}
+// Scales and minima of tokens.
+struct KiviShared {
+  const u16 *scales, *minima;
+  u32 groups;
 
-template <class E, u32 BITS, bool WHOLE>
-FN void kivi_decode_values(const Plane& plane, const KiviBlock& block, const ExactTile& tile, bool packed, u32 group,
-                           const Column<E>& column) {
-  u32 channels = plane.heads * plane.head_dim, groups = (channels + LANES - 1) / LANES;
-  u64 row_words = kivi_words(channels, BITS);
-  const u16* scales = (const u16*)block.scales + group;
-  const u16* minima = (const u16*)block.minima + group;
-  const u32* words = (const u32*)block.words + group * BITS;
-  for (u32 token = tile.start; token < tile.coded_stop; ++token) {
-    u64 at = (u64)token * groups;
-    KiviGroup shared = KiviGroup::of(splat16(scales[at]), splat16(minima[at]));
-    vu32 code = packed ? unpack_lanes<BITS>(words + token * row_words) : widen(load_u8(kivi_symbols(block, group, token)));
-    column.template store<WHOLE>(token, E::from_float(shared.decode(code)));
+  template <bool ONE>
+  METHOD Affine at(u32 token, vu32 index) const {
+    const u16 *scale = scales + (u64)token * groups, *minimum = minima + (u64)token * groups;
+    return Affine::make(half_number(load_shared<ONE>(scale, index)), half_number(load_shared<ONE>(minimum, index)));
   }
-}
+};
+
+template <class E_, u32 BITS_>
+struct KiviValues {
+  typedef E_ E;
+  enum : u32 { BITS = BITS_, LOW = 0 };
+  const Plane& plane;
+  const KiviBlock& block;
+  CodeMemory codes;
+  u16 *scales, *minima;
+  u32 count;
+
+  static METHOD KiviValues make(const Plane& plane, const KiviBlock& block) {
+    return {plane, block, {block.words, block.symbols, 0, block.symbol_tokens}, (u16*)block.scales, (u16*)block.minima,
+            (plane.heads * plane.head_dim + LANES - 1) / LANES};
+  }
+  METHOD u32 width() const { return LANES; }
+  METHOD u32 groups() const { return count; }
+  METHOD u32 zero() const { return 0; }
+  METHOD KiviShared shared() const { return {scales, minima, count}; }
+  METHOD Affine store(const ExactTile& tile, u32 index, vf32 low, vf32 high, vm32& plain) const {
+    auto group = KiviGroup<BITS>::of(low, high);
+    vm32 kept = bit_of_lane(tile.kept) != 0u;
+    u64 first = (u64)tile.start * count + index;
+    store_strided(scales + first, select(kept, splat(0), widen(group.scale)), count, tile.coded());
+    store_strided(minima + first, select(kept, splat(0), widen(group.minimum)), count, tile.coded());
+    Affine affine = group.affine();
+    plain = affine.plain(low, high, KiviGroup<BITS>::TOP);
+    return affine;
+  }
+  METHOD u32 check(const ExactTile& tile) const {
+    return check_halves(block, (u64)tile.start * count, tile.coded() * count);
+  }
+  template <bool PACKED>
+  METHOD void encode(const ExactTile& tile, AffineScratch* scratch, TileLoss& loss) const {
+    encode_groups<KiviValues, PACKED>(*this, tile, scratch, loss);
+  }
+  template <bool PACKED>
+  METHOD void decode(const ExactTile& tile) const {
+    decode_groups<KiviValues, PACKED>(*this, tile);
+  }
+};
 
 // ------------------------------------------------------------------------------------------- tiles
 
-#define KIVI_TILES(suffix, E, kind, BITS)                                                                              \
+#define KIVI_TILES(suffix, E, kind, Kind, BITS)                                                                        \
   KERNEL(kivi_encode_##kind##BITS##_##suffix, const Plane* planes, const KiviBlock* blocks, float* errors, u32 tiles,  \
          u32 limit, u32 packed) {                                                                                      \
-    WARP_SHARED(E::raw, running, EXACT_TILE* LANES);                                                                   \
+    WARP_SHARED(AffineScratch, scratch, 1);                                                                            \
     FOR_EACH_WARP(warp) {                                                                                              \
-      const Plane& plane = planes[warp / tiles];                                                                       \
-      const KiviBlock& block = blocks[warp / tiles];                                                                   \
-      LossSums loss = LossSums::make();                                                                                \
-      if (warp % tiles * EXACT_TILE < plane.tokens) {                                                                  \
-        ExactTile tile = mark_unfit<E>(plane, block.exact, warp % tiles, limit, running);                              \
-        for (u32 g = 0; g < (plane.heads * plane.head_dim + LANES - 1) / LANES; ++g) {                                 \
-          Column<E> column = Column<E>::make(plane, g);                                                                \
-          if (column.whole)                                                                                            \
-            kivi_encode_##kind<E, BITS, true>(plane, block, tile, packed, g, column, loss);                            \
-          else                                                                                                         \
-            kivi_encode_##kind<E, BITS, false>(plane, block, tile, packed, g, column, loss);                           \
-        }                                                                                                              \
-      }                                                                                                                \
-      loss.store(errors + (u64)warp * 3);                                                                              \
+      auto coder = Kind<E, BITS>::make(planes[warp / tiles], blocks[warp / tiles]);                                    \
+      encode_tile<E>(coder.plane, coder.block.exact, warp % tiles, limit, errors + (u64)warp * 3,                      \
+                     [&](const ExactTile& tile, TileLoss& loss) {                                                      \
+                       packed ? coder.template encode<true>(tile, scratch, loss)                                       \
+                              : coder.template encode<false>(tile, scratch, loss);                                     \
+                     });                                                                                               \
     }                                                                                                                  \
   }                                                                                                                    \
   KERNEL(kivi_decode_##kind##BITS##_##suffix, const Plane* planes, const KiviBlock* blocks, u32* status, u32 tiles,    \
          u32 packed) {                                                                                                 \
     FOR_EACH_WARP(warp) {                                                                                              \
-      const Plane& plane = planes[warp / tiles];                                                                       \
-      const KiviBlock& block = blocks[warp / tiles];                                                                   \
-      u32 found = OK;                                                                                                  \
-      if (warp % tiles * EXACT_TILE < plane.tokens) {                                                                  \
-        ExactTile tile = ExactTile::make(plane, block.exact, warp % tiles);                                            \
-        found = tile.misfit(block.exact);                                                                              \
-        for (u32 g = 0; found == OK && g < (plane.heads * plane.head_dim + LANES - 1) / LANES; ++g) {                  \
-          Column<E> column = Column<E>::make(plane, g);                                                                \
-          if (column.whole) {                                                                                          \
-            kivi_decode_##kind<E, BITS, true>(plane, block, tile, packed, g, column);                                  \
-            restore_rows<E, true>(block.exact, tile, plane.heads * plane.head_dim, g, column);                         \
-          } else {                                                                                                     \
-            kivi_decode_##kind<E, BITS, false>(plane, block, tile, packed, g, column);                                 \
-            restore_rows<E, false>(block.exact, tile, plane.heads * plane.head_dim, g, column);                        \
-          }                                                                                                            \
-        }                                                                                                              \
-      }                                                                                                                \
+      auto coder = Kind<E, BITS>::make(planes[warp / tiles], blocks[warp / tiles]);                                    \
+      u32 found = decode_tile<E>(coder.plane, coder.block.exact, warp % tiles, [&](const ExactTile& tile) {            \
+        u32 found = coder.check(tile);                                                                                 \
+        if (found == OK) packed ? coder.template decode<true>(tile) : coder.template decode<false>(tile);              \
+        return found;                                                                                                  \
+      });                                                                                                              \
       store_uniform(status + warp, found);                                                                             \
     }                                                                                                                  \
   }
-#define KIVI_KERNELS(suffix, E) \
-  KIVI_TILES(suffix, E, keys, 2) KIVI_TILES(suffix, E, keys, 4) KIVI_TILES(suffix, E, values, 2) KIVI_TILES(suffix, E, values, 4)
+#define KIVI_KERNELS(suffix, E)                                                     \
+  KIVI_TILES(suffix, E, keys, KiviKeys, 2) KIVI_TILES(suffix, E, keys, KiviKeys, 4) \
+  KIVI_TILES(suffix, E, values, KiviValues, 2) KIVI_TILES(suffix, E, values, KiviValues, 4)
 FOR_ELEMENT_TYPES(KIVI_KERNELS)

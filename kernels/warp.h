@@ -93,7 +93,7 @@ struct StripSum {
 // ------------------------------------------------------------------------------------------- element types
 // Each type knows its raw bits and how to come from and go to float32. ABS masks off the sign; magnitudes from INFINITE on
 // are no numbers, those below TINY (2^-110) have reciprocals near the end of float32. `from_exact` is for numbers that need
-// no rounding, `number` is `to_float` of what is not NaN, `nearest` rounds such a float to one that the type holds.
+// no rounding. Of what is not NaN: `number` is `to_float`, `from_number` is `from_float`, and `nearest` is both.
 
 struct Bf16 {
   typedef u16 raw;
@@ -108,6 +108,7 @@ struct Bf16 {
   }
   static METHOD vu16 from_exact(vf32 f) { return narrow(as_bits(f) >> 16); }
   static METHOD vf32 number(vu16 b) { return to_float(b); }
+  static METHOD vu16 from_number(vf32 f) { return narrow(as_bits(nearest_bfloat(f)) >> 16); }
   static METHOD vf32 nearest(vf32 f) { return nearest_bfloat(f); }
 };
 
@@ -120,6 +121,7 @@ struct Fp16 {
   static METHOD vu16 from_float(vf32 f) { return float_to_half(f); }
   static METHOD vu16 from_exact(vf32 f) { return float_to_half(f); }
   static METHOD vf32 number(vu16 b) { return half_number(b); }
+  static METHOD vu16 from_number(vf32 f) { return number_to_half(f); }
   static METHOD vf32 nearest(vf32 f) { return nearest_half(f); }
 };
 
@@ -132,6 +134,7 @@ struct Fp32 {
   static METHOD vu32 from_float(vf32 f) { return as_bits(f); }
   static METHOD vu32 from_exact(vf32 f) { return as_bits(f); }
   static METHOD vf32 number(vu32 b) { return as_float(b); }
+  static METHOD vu32 from_number(vf32 f) { return as_bits(f); }
   static METHOD vf32 nearest(vf32 f) { return f; }
 };
 

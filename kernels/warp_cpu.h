@@ -19,7 +19,7 @@
   for (int warp = first_warp, flight;                                                                     \
        warp < last_warp && (flight = warp + 1 < last_warp && (joined) ? FLIGHT : 1, true); warp += flight)
 // Scratch memory of one warp. On the CPU a warp runs alone, so it is on the stack.
-#define WARP_SHARED(type, name, count) alignas(64) type name[count]
+#define WARP_SHARED(type, name, count) alignas(128) type name[count]
 // How many warps a core keeps in flight to hide the latency of a serial decoder.
 enum : int { FLIGHT = 2 };
 FN int flight_of(int warp, int last_warp, int groups) {
@@ -76,9 +76,12 @@ FN vf32 select(vm32 m, vf32 a, vf32 b) { return m ? a : b; }
 FN vu16 select(vm16 m, vu16 a, vu16 b) { return m ? a : b; }
 FN vu32 maximum(vu32 a, vu32 b) { return (vm32)(a > b) ? a : b; }
 FN vu16 maximum(vu16 a, vu16 b) { return (vm16)(a > b) ? a : b; }
-// Of numbers that are not NaN: the larger one, and |x|.
+// Of numbers that are not NaN: the larger one, the smaller one, and |x|.
 FN vf32 larger(vf32 a, vf32 b) { return (vm32)(a > b) ? a : b; }
+FN vf32 smaller(vf32 a, vf32 b) { return (vm32)(a < b) ? a : b; }
 FN vf32 magnitude_of(vf32 x) { return as_float(as_bits(x) & 0x7fffffffu); }
+// c + a * b of numbers whose product needs no rounding.
+FN vf32 add_product(vf32 a, vf32 b, vf32 c) { return c + a * b; }
 FN vu32 shift_right_signed(vu32 x, vu32 by) { return (vu32)((vm32)x >> (vm32)by); }
 FN void warp_sync() {}
 
@@ -197,7 +200,10 @@ struct Divisor {
   vf32 value;
 
   static METHOD Divisor make(vf32 x) { return {x}; }
-  METHOD bool exact() const { return true; }
+  static METHOD Divisor make_or_zero(vf32 x) {
+    return {select((vm32)(x == splatf(0.f)), as_float(splat(0x7f800000)), x)};
+  }
+  METHOD vm32 exact() const { return lane_ids() < LANES; }
   METHOD vf32 divide(vf32 x) const { return x / value; }
 };
 struct RowDivisors {
@@ -229,9 +235,12 @@ struct Column {
   i64 offsets[32];
 
   static METHOD Column make(const Plane& plane, u32 group) {
+    u32 first = group * LANES, left = plane.heads * plane.head_dim - first;
+    return at(plane, first, left < LANES ? left : LANES);
+  }
+  static METHOD Column at(const Plane& plane, u32 first, u32 active) {
     Column c;
-    u32 first = group * LANES, channels = plane.heads * plane.head_dim;
-    c.active = channels - first < LANES ? channels - first : LANES;
+    c.active = active;
     c.token_stride = plane.token_stride;
     bool joined = plane.head_stride == (i64)(plane.head_dim * sizeof(raw));
     c.whole = c.active == LANES && (joined || first % plane.head_dim + LANES <= plane.head_dim);
@@ -279,6 +288,7 @@ struct Column {
 
 // A lane's share of a strip: PACK neighbouring channels, one on the CPU.
 enum : int { PACK = 1, ROWS = 1 };
+constexpr u32 STRIP = LANES * PACK;
 template <class V>
 struct Pack {
   V v[PACK];
@@ -288,29 +298,39 @@ struct Pack {
 template <class E>
 struct Strip {
   Column<E> column;
+  u32 first;
   bool whole;
 
   static METHOD Strip make(const Plane& plane, u32 strip) {
-    Strip s;
-    s.column = Column<E>::make(plane, strip);
-    s.whole = s.column.whole;
-    return s;
+    Column<E> column = Column<E>::make(plane, strip);
+    return {column, strip * LANES, column.whole};
   }
+  static METHOD Strip at(const Plane& plane, u32 start, u32 count) {
+    Column<E> column = Column<E>::at(plane, start, count);
+    return {column, start, column.whole};
+  }
+  METHOD vm32 idle(u32) const { return column.idle(); }
+  METHOD vu32 channel(u32) const { return lane_ids() + first; }
   METHOD bool whole_with(const void*) const { return whole; }
   typedef Pack<typename E::vraw> Loaded;
   typedef Pack<vu32> LoadedBytes;
   static METHOD const Loaded& values(const Loaded& loaded) { return loaded; }
+  static METHOD const Loaded& loaded(const Loaded& pack) { return pack; }
   static METHOD const LoadedBytes& bytes(const LoadedBytes& loaded) { return loaded; }
   template <bool WHOLE>
   METHOD Loaded load(u32 token) const {
     return {{column.template load<WHOLE>(token)}};
+  }
+  METHOD Loaded load_row(u32 token, u32 beyond = 0) const {
+    return {{load_as<typename E::vraw>(column.base + (i64)token * column.token_stride + column.offsets[0] +
+                                       beyond * sizeof(typename E::raw))}};
   }
   METHOD void load(u32 token, Loaded (&rows)[ROWS]) const { rows[0] = load<true>(token); }
   static METHOD bool none_above(const Loaded (&rows)[ROWS], float limit) {
     typename E::vraw magnitude = rows[0].v[0] & E::narrowed(splat(E::ABS));
     return !__builtin_reduce_or(magnitude > E::from_exact(splatf(limit)));
   }
-  METHOD vf32 zero_if_idle(vf32 x, u32) const { return x; }
+  METHOD vf32 zero_if_idle(vf32 x, u32) const { return whole ? x : select(column.idle(), splatf(0.f), x); }
   template <bool WHOLE>
   METHOD void store(u32 token, const Loaded& pack) const {
     column.template store<WHOLE>(token, pack.v[0]);
@@ -402,6 +422,7 @@ FN vu16 float_to_half(vf32 f) {
 }
 // Of what is not NaN.
 FN vf32 half_number(vu16 h) { return half_to_float(h); }
+FN vu16 number_to_half(vf32 f) { return float_to_half(f); }
 FN vf32 nearest_half(vf32 f) { return half_to_float(float_to_half(f)); }
 FN vf32 nearest_bfloat(vf32 f) {
   vu32 u = as_bits(f);

@@ -4,7 +4,11 @@
 #define FN static __device__ __forceinline__
 #define METHOD __device__ __forceinline__
 enum : int { WARPS_PER_BLOCK = 4 };
-#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(128, 5) name(int warps, __VA_ARGS__)
+// Blocks that a multiprocessor shall have room for: five leave a thread 96 registers, four 128.
+#ifndef BLOCKS_AT_ONCE
+#define BLOCKS_AT_ONCE 5
+#endif
+#define KERNEL(name, ...) extern "C" __global__ void __launch_bounds__(128, BLOCKS_AT_ONCE) name(int warps, __VA_ARGS__)
 #define FOR_EACH_WARP(warp) \
   for (int warp = (int)(blockIdx.x * WARPS_PER_BLOCK + threadIdx.x / 32), once = 1; once && warp < warps; once = 0)
 #define FOR_EACH_FLIGHT(warp, flight, groups) \
@@ -41,6 +45,32 @@ FN u32 cvt_bf16x2_f32(float high, float low) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
   return pair;
 }
+FN u32 cvt_f16x2_f32(float high, float low) {
+  u32 pair;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+// Two numbers at a time.
+FN u32 min_bf16x2(u32 a, u32 b) {
+  u32 pair;
+  asm("min.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
+FN u32 max_bf16x2(u32 a, u32 b) {
+  u32 pair;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
+FN u32 min_f16x2(u32 a, u32 b) {
+  u32 pair;
+  asm("min.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
+FN u32 max_f16x2(u32 a, u32 b) {
+  u32 pair;
+  asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
+  return pair;
+}
 // a * b + c, rounded once.
 FN float fused(float a, float b, float c) {
   float f;
@@ -70,9 +100,12 @@ FN vf32 int_to_float(vu32 x) { return (float)(int)x; }
 FN vu32 select(bool m, vu32 a, vu32 b) { return m ? a : b; }
 FN vf32 select(bool m, vf32 a, vf32 b) { return m ? a : b; }
 FN vu32 maximum(vu32 a, vu32 b) { return a > b ? a : b; }
-// Of numbers that are not NaN: the larger one, and |x|.
+// Of numbers that are not NaN: the larger one, the smaller one, and |x|.
 FN vf32 larger(vf32 a, vf32 b) { return fmaxf(a, b); }
+FN vf32 smaller(vf32 a, vf32 b) { return fminf(a, b); }
 FN vf32 magnitude_of(vf32 x) { return fabsf(x); }
+// c + a * b of numbers whose product needs no rounding: so it does not matter whether it is fused.
+FN vf32 add_product(vf32 a, vf32 b, vf32 c) { return fused(a, b, c); }
 FN vu32 shift_right_signed(vu32 x, vu32 by) { return (u32)((int)x >> by); }
 FN void warp_sync() { __syncwarp(); }
 template <int D>
@@ -142,8 +175,10 @@ struct alignas(8) Divisor {
   float value, reciprocal;
 
   static METHOD Divisor make(float x) { return {x, 1.f / x}; }
-  // Whether that holds for quotients from 2^-23 on, in all lanes: below 2^-80 float32 cannot hold the remainder.
-  METHOD bool exact() const { return all(value >= as_float((127 - 80) << 23)); }
+  // Divided by 0, everything is 0.
+  static METHOD Divisor make_or_zero(float x) { return x == 0.f ? Divisor{1.f, 0.f} : make(x); }
+  // Whether that holds for quotients from 2^-23 on: below 2^-80 float32 cannot hold the remainder.
+  METHOD vm32 exact() const { return value >= as_float((127 - 80) << 23); }
   METHOD float divide(float x) const {
     float quotient = x * reciprocal;
     return fused(fused(-value, quotient, x), reciprocal, quotient);
@@ -159,7 +194,7 @@ struct RowDivisors {
     __syncwarp();
     of_row[lane()] = own;
     __syncwarp();
-    return own.exact();
+    return all(own.exact());
   }
   METHOD Divisor at(u32 row) const { return of_row[row]; }
 };
@@ -206,13 +241,14 @@ struct Column {
 // A lane's share of a strip: PACK neighbouring channels, so that it loads and stores 8 bytes of 16-bit types at once. ROWS
 // loads that do not wait for one another keep the memory busy: nothing must look at what they bring before all are under way.
 enum : int { PACK = 4, ROWS = 8 };
+constexpr u32 STRIP = LANES * PACK;
 template <class V>
 struct Pack {
   V v[PACK];
 };
 // A pack in memory. As words: numbers that are loaded together stay in one register.
-template <class T>
-struct alignas(PACK * sizeof(T)) Packed {
+template <class T, u32 ALIGNMENT = PACK * sizeof(T)>
+struct alignas(ALIGNMENT) Packed {
   enum : u32 { BITS = 8 * sizeof(T), PER_WORD = 32 / BITS, COUNT = PACK / PER_WORD };
   u32 words[COUNT];
 
@@ -234,12 +270,15 @@ struct Strip {
   bool whole;
 
   static METHOD Strip make(const Plane& plane, u32 strip) {
-    u32 start = strip * (LANES * PACK), left = plane.heads * plane.head_dim - start;
+    u32 start = strip * STRIP, left = plane.heads * plane.head_dim - start;
+    return at(plane, start, left < STRIP ? left : STRIP);
+  }
+  // `count` channels from `start` on, up to STRIP.
+  static METHOD Strip at(const Plane& plane, u32 start, u32 count) {
     u64 together = plane.data | (u64)plane.token_stride | (u64)plane.head_stride;
-    bool whole = plane.head_dim % PACK == 0 && together % sizeof(Loaded) == 0;
-    u32 active = left < LANES * PACK ? left : LANES * PACK;
-    Strip s = {plane, nullptr, plane.token_stride, start + lane() * PACK, active, whole};
-    s.base = s.address(s.has(0) ? s.first : 0);
+    bool whole = (plane.head_dim | start | count) % PACK == 0 && together % sizeof(Loaded) == 0;
+    Strip s = {plane, nullptr, plane.token_stride, start + lane() * PACK, count, whole};
+    s.base = s.address(s.has(0) ? s.first : start + (whole ? count - PACK : 0));
     return s;
   }
   METHOD bool whole_with(const void* bytes) const { return whole && (u64)bytes % sizeof(LoadedBytes) == 0; }
@@ -248,6 +287,8 @@ struct Strip {
            (i64)(channel % plane.head_dim) * (i64)sizeof(raw);
   }
   METHOD bool has(u32 i) const { return lane() * PACK + i < active; }
+  METHOD vm32 idle(u32 i) const { return !has(i); }
+  METHOD vu32 channel(u32 i) const { return first + i; }
 
   METHOD vf32 zero_if_idle(vf32 x, u32 i) const { return has(i) ? x : 0.f; }
   // Whether no |x| is above `limit` or NaN.
@@ -264,6 +305,11 @@ struct Strip {
     for (int i = 0; i < PACK; ++i) pack.v[i] = loaded.get(i);
     return pack;
   }
+  static METHOD Loaded loaded(const Pack<typename E::vraw>& pack) {
+    Loaded loaded = {};
+    for (int i = 0; i < PACK; ++i) loaded.put(i, pack.v[i]);
+    return loaded;
+  }
   static METHOD Pack<vu32> bytes(const LoadedBytes& loaded) {
     Pack<vu32> pack;
     for (int i = 0; i < PACK; ++i) pack.v[i] = loaded.get(i);
@@ -277,19 +323,21 @@ struct Strip {
       if (!WHOLE && has(i)) loaded.put(i, *(const raw*)(address(first + i) + (i64)token * token_stride));
     return loaded;
   }
-  // The rows from `token` on, of a whole strip. Idle lanes get those of another channel, which costs nothing.
+  // A row of a whole strip, or of that so many channels beyond; and those from `token` on. Idle lanes get the last lane's
+  // channels, which costs nothing.
+  METHOD Loaded load_row(u32 token, u32 beyond = 0) const {
+    return *(const Loaded*)(base + (i64)token * token_stride + beyond * sizeof(raw));
+  }
   template <u32 N>
   METHOD void load(u32 token, Loaded (&rows)[N]) const {
     const u8* p = base + (i64)token * token_stride;
     for (u32 r = 0; r < N; ++r, p += token_stride) rows[r] = *(const Loaded*)p;
   }
   template <bool WHOLE>
-  METHOD void store(u32 token, const Pack<typename E::vraw>& pack) const {
-    Loaded stored = {};
-    for (int i = 0; i < PACK; ++i) stored.put(i, pack.v[i]);
-    if (WHOLE && has(0)) *(Loaded*)(base + (i64)token * token_stride) = stored;
+  METHOD void store(u32 token, const Loaded& row) const {
+    if (WHOLE && has(0)) *(Loaded*)(base + (i64)token * token_stride) = row;
     for (int i = 0; i < PACK; ++i)
-      if (!WHOLE && has(i)) *(raw*)(address(first + i) + (i64)token * token_stride) = (raw)pack.v[i];
+      if (!WHOLE && has(i)) *(raw*)(address(first + i) + (i64)token * token_stride) = (raw)row.get(i);
   }
   // The strip's part of a row of bytes, one a channel.
   template <bool WHOLE>
@@ -357,6 +405,7 @@ FN vu16 float_to_half(vf32 f) {
 }
 // Of what is not NaN.
 FN vf32 half_number(vu16 h) { return cvt_f32_f16((u16)h); }
+FN vu16 number_to_half(vf32 f) { return cvt_f16_f32(f); }
 FN vf32 nearest_half(vf32 f) { return cvt_f32_f16(cvt_f16_f32(f)); }
 FN vf32 nearest_bfloat(vf32 f) { return as_float(cvt_bf16x2_f32(f, 0.f)); }
 FN float scalar_half_to_float(u32 bits) { return half_to_float(bits); }

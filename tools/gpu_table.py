@@ -7,6 +7,7 @@ Needs nvidia-cuda-nvrtc and nvidia-cuda-nvdisasm, no GPU. Everything between the
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -51,6 +52,8 @@ class HotLoop:
             ``per_marker`` elements: the first.
         element: bytes of an element in the cache.
         form: the codec's option with which the kernel takes this way; measurements stand beside the row without.
+        alternates: a warp comes back to this part with each strip. So some warps wait for memory while others work, and
+            the times by issue, by memory and by latency of the kernel's parts add up before the longest counts.
     """
 
     kernel: str
@@ -66,6 +69,7 @@ class HotLoop:
     through: sass.Through = ()
     element: int = 2
     form: str = ""
+    alternates: bool = False
 
     def instructions(self, blocks: list[sass.Block]) -> float:
         """Warp instructions for 32 elements."""
@@ -84,6 +88,7 @@ CODED = 2.55 / 8  # bytes an element of SmolLM2's caches at cachegen's level 5
 KVTC = 2.1 / 8  # kvtc's at level 5
 FLOATS = 1.3  # lossless's, of which 7 bits are the mantissa
 BYTES = 0.7  # bytes a byte of bfloat16 numbers, order-0
+SHARED_NUMBERS = 4 / 32  # bytes of a scale and a minimum, in groups of 32
 ROWS = 8 << 10  # bytes of 32 tokens of a head of 128 channels
 
 # fmt: off
@@ -115,9 +120,36 @@ HOT_LOOPS = (
             through=((r"LDG?\.E\.U16", 8),)),
     HotLoop("head_maxima_bf16", "reduce", r"STG", 8, 128, True, 4 / 128, 4 / 128, latency=5 * (SHFL + 8) // 4,
             through=((r"STG", 8), (r"SHFL", 40))),
-    HotLoop("integers_decode4_bf16", "decode", r"STG?\.E\.U16", 2, 32, False, 2.52, 2.52),
-    HotLoop("kivi_decode_keys2_bf16", "decode", r"STG?\.E\.U16", 4, 32, False, 2.38, 2.38),
-    HotLoop("kivi_decode_values2_bf16", "decode", r"STG?\.E\.U16", 2, 32, False, 2.38, 2.38),
+    HotLoop("integers_encode4_bf16", "extremes", r"STS\.64", 8, 128, True, 2, 2, latency=LOAD // 32,
+            through=((r"STS\.64", 8),), alternates=True),
+    HotLoop("integers_encode4_bf16", "scales", r"ST\.E\.U16", 1, 4096, True, SHARED_NUMBERS / 4, SHARED_NUMBERS / 4,
+            latency=(4 * LDS + 150) // 128, through=((r"ST\.E\.U16", 1), (r"STS\.128", 1)), alternates=True),
+    HotLoop("integers_encode4_bf16", "quantize", r"\bF2FP\.BF16", 20, 32, True, 1 / 2, 1 / 2, latency=L2 // 16,
+            through=((r"\bF2FP\.BF16", 16),), alternates=True),
+    HotLoop("integers_encode8_bf16", "extremes", r"STS\.64", 8, 128, True, 2, 2, latency=LOAD // 32,
+            through=((r"STS\.64", 8),), alternates=True),
+    HotLoop("integers_encode8_bf16", "scales", r"ST\.E\.U16", 1, 4096, True, SHARED_NUMBERS / 4, SHARED_NUMBERS / 4,
+            latency=(4 * LDS + 150) // 128, through=((r"ST\.E\.U16", 1), (r"STS\.128", 1)), alternates=True),
+    HotLoop("integers_encode8_bf16", "quantize", r"\bF2FP\.BF16", 12, 32, True, 1, 1, latency=L2 // 8,
+            through=((r"\bF2FP\.BF16", 8),), alternates=True),
+    HotLoop("integers_decode4_bf16", "decode", r"STG?\.E\.64", 8, 128, True, 2.52, 2.52, latency=LOAD // 32,
+            through=((r"STG?\.E\.64", 8), (r"LDG?\.E\.U16", 16))),
+    HotLoop("integers_decode8_bf16", "decode", r"STG?\.E\.64", 8, 128, True, 3.02, 3.02, latency=LOAD // 32,
+            through=((r"STG?\.E\.64", 8),)),
+    HotLoop("kivi_encode_keys2_bf16", "extremes", r"LDG?\.E\.64", 8, 128, True, 2, 2, latency=LOAD // 32,
+            through=((r"LDG?\.E\.64", 8), (r"HMNMX", 16)), alternates=True),
+    HotLoop("kivi_encode_keys2_bf16", "quantize", r"SHF\.R\.W", 16, 32, True, 1 / 4, 1 / 4, latency=L2 // 16,
+            through=((r"SHF\.R\.W", 16), (r"\bF2FP\.BF16", 16)), alternates=True),
+    HotLoop("kivi_encode_values2_bf16", "extremes", r"STS\.64", 8, 128, True, 2, 2, latency=LOAD // 32,
+            through=((r"STS\.64", 8),), alternates=True),
+    HotLoop("kivi_encode_values2_bf16", "scales", r"ST\.E\.U16", 2, 1024, True, SHARED_NUMBERS, SHARED_NUMBERS,
+            latency=(2 * LDS + 150) // 32, through=((r"ST\.E\.U16", 1), (r"STS\.128", 1), (r"MUFU", 1)), alternates=True),
+    HotLoop("kivi_encode_values2_bf16", "quantize", r"ST\.E\.U8", 4, 128, True, 1 / 4, 1 / 4, latency=L2 // 16,
+            through=((r"ST\.E\.U8", 4), (r"\bF2FP\.BF16", 16)), alternates=True),
+    HotLoop("kivi_decode_keys2_bf16", "decode", r"STG?\.E\.64", 8, 128, True, 2.38, 2.38, latency=LOAD // 32,
+            through=((r"STG?\.E\.64", 8),)),
+    HotLoop("kivi_decode_values2_bf16", "decode", r"STG?\.E\.64", 8, 128, True, 2.38, 2.38, latency=LOAD // 32,
+            through=((r"STG?\.E\.64", 8), (r"LDG?\.E\.U8", 8))),
     HotLoop("symbols_encode", "count", r"\bSTS", 1, 64, False, 1 / 2, 0, latency=(LOAD + 2 * LDS) // 2),
     HotLoop("symbols_encode", "code", r"\bPOPC", 8, 16, False, 1 + CODED, 1 + CODED, latency=L2 + 180),
     HotLoop("symbols_decode", "decode", r"LDS\.U16", 6, 32, True, 1 + CODED, 1 + CODED, latency=300),
@@ -189,8 +221,6 @@ NOT_HOT = {
     "cachegen_tokens_": "a number a token",
     "cachegen_refine_": "only with several levels in a file",
     "cachegen_refine_encode_": "only with several levels in a file",
-    "kivi_encode_": "not predicted yet",
-    "integers_encode": "not predicted yet",
 }
 """Kernels without a row, by the beginning of their names, and why."""
 
@@ -235,21 +265,55 @@ def predictions(compiled: dict[tuple[str, str], nvrtc.Compiled]) -> Iterator[str
     yield "| " + " | ".join((*heads, "GB/s of cache")) + " |"
     yield "|---|--:|--:|--:|--:|--:|--:|--:|"
     code: dict[str, list[sass.Block]] = {}
-    for hot in HOT_LOOPS:
-        result = compiled[cuda_source.file_of(hot.kernel), PREDICTED]
-        if hot.kernel not in code:
-            code |= sass.disassemble(result.cubin)
-        instructions = hot.instructions(code[hot.kernel])
-        warps = min(_resident(result.resources[hot.kernel]), BATCH / hot.warp_bytes / MULTIPROCESSORS)
+    for kernel, parts in itertools.groupby(HOT_LOOPS, key=lambda hot: (hot.kernel, hot.alternates)):
+        estimates = []
+        for hot in parts:
+            result = compiled[cuda_source.file_of(hot.kernel), PREDICTED]
+            if hot.kernel not in code:
+                code |= sass.disassemble(result.cubin)
+            instructions = hot.instructions(code[hot.kernel])
+            estimates.append(_Estimate.of(hot, instructions, result.resources[hot.kernel]))
+            yield estimates[-1].row(f"{hot.kernel} {hot.form}".strip(), hot.part, counts=not hot.alternates)
+        if kernel[1]:
+            yield sum(estimates[1:], estimates[0]).row(kernel[0], "all of it", counts=True)
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """What a part of a kernel takes.
+
+    Attributes:
+        moved, least, instructions: bytes of global memory and warp instructions an element.
+        seconds: a byte of cache, by issue, by memory and by latency.
+    """
+
+    moved: float
+    least: float
+    instructions: float
+    warps: float
+    seconds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, hot: HotLoop, instructions: float, found: nvrtc.Resources) -> _Estimate:
+        warps = min(_resident(found), BATCH / hot.warp_bytes / MULTIPROCESSORS)
         row = 32 * hot.element
-        issue = MULTIPROCESSORS * SCHEDULERS * CLOCK * ISSUE_SHARE / instructions * row
-        memory = COPY / hot.moved * hot.element if hot.moved else float("inf")
-        latency = MULTIPROCESSORS * CLOCK * warps / hot.latency * row if hot.latency else float("inf")
-        cells = [f"{rate / 1e9:.0f}" if rate < 1e15 else "" for rate in (issue, memory, latency)]
-        name = f"{hot.kernel} {hot.form}".strip()
-        yield (
-            f"| {name}, {hot.part} | {hot.moved:.2f} ({hot.least:.2f}) | {instructions / 32:.2f} | {warps:.0f} "
-            f"| {' | '.join(cells)} | **{min(issue, memory, latency) / 1e9:.0f}** |"
+        issue = instructions / (MULTIPROCESSORS * SCHEDULERS * CLOCK * ISSUE_SHARE * row)
+        latency = hot.latency / (MULTIPROCESSORS * CLOCK * warps * row)
+        return cls(hot.moved, hot.least, instructions / 32, warps, (issue, hot.moved / COPY / hot.element, latency))
+
+    def __add__(self, other: _Estimate) -> _Estimate:
+        return _Estimate(
+            self.moved + other.moved, self.least + other.least, self.instructions + other.instructions, self.warps,
+            tuple(one + two for one, two in zip(self.seconds, other.seconds, strict=True)),
+        )  # fmt: skip
+
+    def row(self, kernel: str, part: str, *, counts: bool) -> str:
+        """A line of the table; ``counts``: with its GB/s."""
+        cells = [f"{1e-9 / seconds:.0f}" if seconds > 1e-15 else "" for seconds in self.seconds]
+        rate = f"**{1e-9 / max(self.seconds):.0f}**" if counts else ""
+        return (
+            f"| {kernel}, {part} | {self.moved:.2f} ({self.least:.2f}) | {self.instructions:.2f} | {self.warps:.0f} "
+            f"| {' | '.join(cells)} | {rate} |"
         )
 
 

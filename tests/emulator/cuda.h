@@ -130,6 +130,7 @@ template <class T>
 EMULATED T __ldg(const T* p) { return *p; }
 EMULATED float fabsf(float x) { return __builtin_fabsf(x); }
 EMULATED float fmaxf(float a, float b) { return a > b || b != b ? a : b; }
+EMULATED float fminf(float a, float b) { return a < b || b != b ? a : b; }
 // Instructions as the hardware does them: all NaN become one.
 EMULATED float larger_or_nan(float a, float b) { return a != a || b != b ? __uint_as_float(0x7fffffffu) : fmaxf(a, b); }
 EMULATED float fused(float a, float b, float c) { return emulator::fused(a, b, c); }
@@ -145,6 +146,18 @@ EMULATED float cvt_f32_f16(unsigned short bits) {
 EMULATED unsigned short cvt_f16_f32(float x) {
   return x == x ? emulated_bits<unsigned short>((_Float16)x) : (unsigned short)0x7fff;
 }
+EMULATED unsigned cvt_f16x2_f32(float high, float low) { return (unsigned)cvt_f16_f32(high) << 16 | cvt_f16_f32(low); }
+EMULATED float emulated_upper(unsigned pair) { return __uint_as_float(pair & 0xffff0000u); }
+EMULATED float emulated_lower(unsigned pair) { return __uint_as_float(pair << 16); }
+#define EMULATED_PAIRS(name, f)                                                                         \
+  EMULATED unsigned name##_bf16x2(unsigned a, unsigned b) {                                             \
+    return cvt_bf16x2_f32(f(emulated_upper(a), emulated_upper(b)), f(emulated_lower(a), emulated_lower(b))); \
+  }                                                                                                     \
+  EMULATED unsigned name##_f16x2(unsigned a, unsigned b) {                                              \
+    return cvt_f16x2_f32(f(cvt_f32_f16(a >> 16), cvt_f32_f16(b >> 16)), f(cvt_f32_f16(a), cvt_f32_f16(b))); \
+  }
+EMULATED_PAIRS(min, fminf)
+EMULATED_PAIRS(max, fmaxf)
 
 // ------------------------------------------------------------------------------------------- the host's way in
 namespace emulator {

@@ -15,6 +15,8 @@ TYPES = {
     "f64": "double",
     "f16": "u16",
     "bf16": "u16",
+    "f16x2": "u32",
+    "bf16x2": "u32",
     "pred": "bool",
 }
 REGISTERS = {"pred": "bool", **{f"{kind}{bits}": f"u{bits}" for kind in "busf" for bits in (16, 32, 64)}}
@@ -42,6 +44,10 @@ _OPERATIONS = {
     "min": "smaller(a, b)",
     "max": "larger(a, b)",
     "max.NaN": "larger_or_nan(a, b)",
+    "min.f16x2": "pairwise<from_half, to_half, smaller>(a, b)",
+    "max.f16x2": "pairwise<from_half, to_half, larger>(a, b)",
+    "min.bf16x2": "pairwise<from_bfloat, to_bfloat, smaller>(a, b)",
+    "max.bf16x2": "pairwise<from_bfloat, to_bfloat, larger>(a, b)",
     "fma.rn": "number(fused(a, b, c))",
     "and": "(T)(a & b)",
     "or": "(T)(a | b)",
@@ -154,7 +160,8 @@ class Instructions:
 
     def _operation(self, name: str, modifiers: list[str], operands: list[str]) -> str:
         kind = TYPES[modifiers[-1]]
-        template = _OPERATIONS[".".join([name, *modifiers[:-1]])]
+        # Of pairs, the type is a part of the name.
+        template = _OPERATIONS[".".join([name, *modifiers[: None if modifiers[-1].endswith("x2") else -1]])]
         if modifiers[-1] in ("f16", "bf16"):
             raise KeyError(name)
         destination, *inputs = operands
@@ -203,9 +210,9 @@ class Instructions:
     def _cvt(self, modifiers: list[str], operands: list[str]) -> str:
         *how, to, source = modifiers
         x = self.value(operands[1], TYPES[source])
-        if (how, to, source) == (["rn"], "bf16x2", "f32"):
-            low = self.value(operands[2], "float")
-            return f"set({self._destination(operands[0])}, (u32)to_bfloat({x}) << 16 | to_bfloat({low}));"
+        if (how, source) == (["rn"], "f32") and to in ("f16x2", "bf16x2"):
+            low, of = self.value(operands[2], "float"), "to_half" if to == "f16x2" else "to_bfloat"
+            return f"set({self._destination(operands[0])}, (u32){of}({x}) << 16 | {of}({low}));"
         floats = {"f64", "f32", "f16", "bf16"}
         x = {"f16": f"from_half({x})", "bf16": f"as<float>((u32){x} << 16)"}.get(source, x)
         match (to in floats, source in floats, how):

@@ -82,9 +82,9 @@ extern "C" u8 etext[] __attribute__((visibility("hidden")));
 }  // namespace
 
 extern "C" void emulator_access(u64 address, u32 size, Access access) {
-  if (address % size) fail_access("is misaligned", address, size, access, nullptr);
   u64 stack = (u64)stacks[current];
   if (inside(address, size, stack, stack + STACK_BYTES)) return;
+  if (address % size) fail_access("is misaligned", address, size, access, nullptr);
   u64 shared = (u64)launch->kernel->shared;
   if (inside(address, size, shared, shared + launch->kernel->shared_bytes))
     return check_race(address, size, access, run);  // each block has its own

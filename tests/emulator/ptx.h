@@ -127,6 +127,12 @@ PTX u16 to_bfloat(float x) {
   u32 bits = as<u32>(as<Bits<float>>(__builtin_bit_cast(u32, x)));
   return x == x ? (u16)((bits + 0x7fff + (bits >> 16 & 1)) >> 16) : (u16)0x7fff;
 }
+// Two numbers in one register.
+PTX float from_bfloat(u16 x) { return as<float>((u32)x << 16); }
+template <float (*FROM)(u16), u16 (*TO)(float), float (*F)(float, float)>
+PTX u32 pairwise(u32 a, u32 b) {
+  return (u32)TO(F(FROM((u16)(a >> 16)), FROM((u16)(b >> 16)))) << 16 | TO(F(FROM((u16)a), FROM((u16)b)));
+}
 // To an integer, by a rounding that was done before; held inside its range, 0 for what is no number.
 template <class T>
 PTX T saturated(float x) {

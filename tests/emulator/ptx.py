@@ -82,7 +82,8 @@ def _variables(text: str, symbols: dict[str, str]) -> Iterator[str]:
         align, kind, name, count, values = found.groups()
         symbols[name] = f"(u64)global_{name}"
         element = TYPES[kind].replace("float", "u32").replace("double", "u64")
-        numbers = ", ".join(f"({element})({value.strip()})" for value in (values or "0").split(","))
+        bits = [re.sub(r"^0[fFdD](?=[0-9A-Fa-f]{8})", "0x", value.strip()) for value in (values or "0").split(",")]
+        numbers = ", ".join(f"({element})({value})" for value in bits)
         yield f"alignas({align}) static const {element} global_{name}[{count or 1}] = {{{numbers}}};"
 
 
