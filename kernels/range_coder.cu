@@ -16,13 +16,16 @@ struct RangeBlock {
 
 // One warp a group of 32 channels: how often each symbol occurs. counts: u16 [warp][32][32]; tokens < 65536.
 KERNEL(range_count, const RangeBlock* blocks, u16* counts, u32 groups) {
+  WARP_SHARED(u16, histogram, RANGE_SYMBOLS* LANES);
   FOR_EACH_WARP(warp) {
     const RangeBlock& block = blocks[warp / groups];
     const u8* symbols = (const u8*)block.symbols + warp % groups * LANES;
-    u16* mine = counts + (u64)warp * RANGE_SYMBOLS * LANES;
-    for (u32 s = 0; s < RANGE_SYMBOLS; ++s) store_u16(mine + s * LANES, splat16(0));
-    for (u32 t = 0; t < block.tokens; ++t) count_row_u16(mine, load_u8(symbols + (u64)t * groups * LANES));
+    u64 pitch = groups * LANES;
+    for (u32 s = 0; s < RANGE_SYMBOLS; ++s) store_u16(histogram + s * LANES, splat16(0));
+    auto load = [=](u32 t) { return load_u8(symbols + t * pitch); };
+    in_turn<FORWARDS, 4>(block.tokens, load, [&](u32, vu16 symbol) { count_row_u16(histogram, symbol); });
     warp_sync();
+    warp_copy(counts + (u64)warp * RANGE_SYMBOLS * LANES, histogram, RANGE_SYMBOLS * LANES);
   }
 }
 
@@ -132,7 +135,9 @@ KERNEL(range_encode, const RangeBlock* blocks, u8* slots, u32 groups, u32 stream
       warp_sync();
       const u8* symbols = (const u8*)block.symbols + ((u64)first * groups + group) * LANES;
       RangeEncoder encoder = RangeEncoder::make(slots + (u64)warp * LANES * STREAM_BYTES);
-      for (u32 t = 0; t < count; ++t) encoder.put(entries, load_u8(symbols + (u64)t * groups * LANES));
+      u64 pitch = groups * LANES;
+      auto load = [=](u32 t) { return load_u8(symbols + t * pitch); };
+      in_turn<FORWARDS>(count, load, [&](u32, vu16 symbol) { encoder.put(entries, symbol); });
       vu32 lengths = select(idle_lanes(block, group), splat(0), encoder.finish());
       store_u16((u16*)block.lengths + ((u64)stream * groups + group) * LANES, narrow(lengths));
       warp_sync();

@@ -59,7 +59,7 @@ struct RangeEncoder {
     interval.take(entry & 0xffffu, entry >> 16);
     vu32 bits = interval.settled();
     carry();
-    if (largest(bits) > 16) {  // only frequencies below 4 get here
+    if (!all(bits <= 16u)) {  // only frequencies below 4 get here
       append(select(bits > 16u, splat(16), splat(0)));
       bits = select(bits > 16u, bits - 16u, bits);
     }
@@ -78,7 +78,7 @@ struct RangeEncoder {
     tail = tail + (interval.low >> 31);
     interval.low = interval.low & 0x7fffffffu;
     vu32 over = tail >> held;
-    if (largest(over)) {
+    if (!all(over == 0u)) {
       increment_before(bytes, position, over != 0u);
       tail = tail & ~(over << held);
     }

@@ -54,13 +54,14 @@ FN vu32 choose_shared(const u16* histogram, u16* mean, u32 active, u32 alphabet,
 // Counts a group's symbols, chooses its tables and loads them.
 template <int N>
 FN void prepare_group(const SymbolBlock& block, u32 group, const SymbolTables& tables, u16* histogram, u16* cumulative) {
-  u32 stride = (block.rows + block.counted_rows - 1) / block.counted_rows, counted = 0;
+  u32 stride = (block.rows + block.counted_rows - 1) / block.counted_rows;
+  u32 counted = block.rows ? (block.rows - 1) / stride + 1 : 0;
   u32 active = block.active(group), alphabet = block.alphabet;
   const u8* symbols = block.symbols_of(group);
   vm32 idle = lane_ids() >= active;
   for (u32 s = 0; s < MAX_SYMBOLS; ++s) store_u16(histogram + s * LANES, splat16(0));
-  for (u32 row = 0; row < block.rows; row += stride, ++counted)
-    count_row_u16(histogram, load_u8(symbols + (u64)row * LANES));
+  auto load = [=](u32 i) { return load_u8(symbols + (u64)i * stride * LANES); };
+  in_turn<FORWARDS, 4>(counted, load, [&](u32, vu16 symbol) { count_row_u16(histogram, symbol); });
   warp_sync();
 
   vu32 table = choose_tables(histogram, counted, alphabet, tables.costs, tables.variances);
@@ -76,6 +77,12 @@ FN void prepare_group(const SymbolBlock& block, u32 group, const SymbolTables& t
   load_tables<N>(cumulative, tables.family, table, idle);
 }
 
+// A row of each of `FLIGHTS` groups.
+template <int FLIGHTS>
+struct SymbolRows {
+  vu16 of[FLIGHTS];
+};
+
 // `FLIGHTS` neighbouring groups of one block at once. Their streams are written backwards from the ends of `words`.
 template <int N, int FLIGHTS>
 FN void encode_symbols(const SymbolBlock& block, u32 group, const SymbolTables& tables, u16* words, u32 word_capacity,
@@ -89,10 +96,15 @@ FN void encode_symbols(const SymbolBlock& block, u32 group, const SymbolTables& 
     encoders[f] = RansEncoder::make(words + (f + 1) * (u64)word_capacity, rider);
     symbols[f] = block.symbols_of(group + f);
   }
-  for (u32 row = block.rows; row--;)
+  auto load = [&](u32 row) {
+    SymbolRows<FLIGHTS> rows;
+    for (int f = 0; f < FLIGHTS; ++f) rows.of[f] = load_u8(symbols[f] + (u64)row * LANES);
+    return rows;
+  };
+  in_turn<BACKWARDS, 4>(block.rows, load, [&](u32, const SymbolRows<FLIGHTS>& rows) {
 #pragma clang loop unroll(full)
-    for (int f = 0; f < FLIGHTS; ++f)
-      encoders[f].template put<N>(cumulative + f * (N + 1) * LANES, load_u8(symbols[f] + (u64)row * LANES));
+    for (int f = 0; f < FLIGHTS; ++f) encoders[f].template put<N>(cumulative + f * (N + 1) * LANES, rows.of[f]);
+  });
   for (int f = 0; f < FLIGHTS; ++f) {
     u32* states = (u32*)block.states + (u64)(group + f) * STATE_WORDS;
     store_uniform(states, (u32)(words + (f + 1) * (u64)word_capacity - encoders[f].position));

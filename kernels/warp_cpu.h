@@ -636,7 +636,7 @@ FN vu32 gather_big_endian(const u8* p, vu32 offset) {
   return load_u32(v);
 #endif
 }
-// Lanes with m put their low 16 bits, the higher byte first, at their position, which moves on.
+// Lanes with m put their low 16 bits, the higher byte first, at their position, which is even and moves on.
 FN void put_halves(u8* p, vu32& position, vm32 m, vu32 x) {
   alignas(64) u32 at[32], v[32];
   store_u32(at, position);

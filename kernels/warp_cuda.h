@@ -464,12 +464,10 @@ FN vu32 gather_big_endian(const u8* p, vu32 offset) {
   p += offset;
   return (u32)p[0] << 24 | (u32)p[1] << 16 | (u32)p[2] << 8 | p[3];
 }
-// Lanes with m put their low 16 bits, the higher byte first, at their position, which moves on.
+// Lanes with m put their low 16 bits, the higher byte first, at their position, which is even and moves on.
 FN void put_halves(u8* p, vu32& position, bool m, vu32 x) {
-  if (!m) return;
-  p[position] = (u8)(x >> 8);
-  p[position + 1] = (u8)x;
-  position += 2;
+  if (m) *(u16*)(p + position) = (u16)__byte_perm(x, 0, 0x4401);
+  position += m ? 2 : 0;
 }
 // Lanes with m add one to the number that ends before their position.
 FN void increment_before(u8* p, vu32 position, bool m) {
