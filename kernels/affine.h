@@ -21,7 +21,7 @@ struct Affine {
     vf32 raised = select((vm32)(scale == splatf(0.f)), splatf(0.f), (x - minimum) / scale) + ROUNDER;
     return smaller(larger(raised, splatf(ROUNDER + bottom)), splatf(ROUNDER + top));
   }
-  METHOD vf32 number(vf32 level) const { return add_product(level, scale, minimum); }
+  METHOD vf32 number(vf32 level) const { return product_sum(level, scale, minimum); }
   // Where `raise` is right, and does not leave the levels from 0 to `top`, for all numbers from `low` to `high`.
   METHOD vm32 plain(vf32 low, vf32 high, float top) const {
     vf32 most = scale * 0.49f;

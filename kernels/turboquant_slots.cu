@@ -16,181 +16,216 @@ struct Codebook {
   u32 squares_high[16], squares_low[16];  // of the levels, in 2^-24, and the rest in 2^-44
 };
 
-FN u32 packed_bytes(u32 length, u32 bits) { return (length * bits + 7) / 8; }
+// The slots of a tile, one after the other.
+struct TileSlots {
+  u8* indices;
+  u16* scalars;
+  u64 indices_pitch, scalars_pitch;
+  u32 bits;
 
-template <int R>
-FN void store_indices(u8* row, const vu32* indices, u32 length, u32 bits) {
-#pragma unroll(Unrolled<R>::STEPS)
-  for (int r = 0; r < R; ++r) {
-    u32 active = active_lanes(length, r);
-    vu32 v = select(lane_ids() < active, indices[r], splat(0));
+  // `count`: scalars of a slot.
+  static METHOD TileSlots make(const Plane& plane, u32 length, const SlotBlock& block, const RowTile& tile, u32 count) {
+    u64 first = (u64)tile.start * plane.heads + tile.head, bytes = (length * block.bits + 7) / 8;
+    return {(u8*)block.indices + first * bytes, (u16*)block.scalars + first * count, plane.heads * bytes,
+            (u64)plane.heads * count, block.bits};
+  }
+  METHOD void next() {
+    indices += indices_pitch;
+    scalars += scalars_pitch;
+  }
+  template <int R>
+  METHOD void store(vu32* of_row, u32 length) const {
+#pragma unroll
+    for (int r = 0; r < R; ++r) of_row[r] = zero_if_idle(of_row[r], active_lanes(length, r));
     if (bits == 3)
-      store_packed<3>(row + r * 12, v, active);
+      store_packed<3, R>(indices, of_row, length);
     else
-      store_packed<4>(row + r * 16, v, active);
+      store_packed<4, R>(indices, of_row, length);
   }
-}
-template <int R>
-FN void load_indices(vu32* indices, const u8* row, u32 length, u32 bits) {
-#pragma unroll(Unrolled<R>::STEPS)
-  for (int r = 0; r < R; ++r) {
-    u32 active = active_lanes(length, r);
-    indices[r] = bits == 3 ? load_packed<3>(row + r * 12, active) : load_packed<4>(row + r * 16, active);
+  template <int R>
+  METHOD void load(vu32* of_row, u32 length) const {
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      u32 active = active_lanes(length, r);
+      of_row[r] = bits == 3 ? load_packed<3>(indices + r * 12, active) : load_packed<4>(indices + r * 16, active);
+    }
   }
-}
+};
+
 FN void store_half(u16* p, vu16 half) { store_some(p, half, 1); }
 
 // A NaN is always the same: which one arithmetic gives is a processor's own affair.
-FN vu16 half_of(vf32 x) { return float_to_half(select((as_bits(x) & 0x7fffffffu) > 0x7f800000u, as_float(splat(0x7fc00000)), x)); }
-// As LMCache casts, by way of fp16.
+FN vu16 half_of(vf32 x) {
+  return float_to_half(select((as_bits(x) & 0x7fffffffu) > 0x7f800000u, as_float(splat(0x7fc00000)), x));
+}
+// As LMCache casts, by way of fp16. Rows with NaN are kept exact: which one comes of it does not matter.
 template <class E>
-FN typename E::vraw from_half(vf32 x) {
-  return E::from_float(half_to_float(float_to_half(x)));
+FN vf32 cast(vf32 x) {
+  return E::nearest(nearest_half(x));
 }
 
 // ------------------------------------------------------------------------------------------- keys
 
-// The length of a vector of levels, the exact one rounded once: sums of float32 would depend on their order.
-template <int R>
-FN float code_length(const vu32* indices, const Codebook& codebook, u32 length) {
-  vu32 high = splat(0), low = splat(0);
-#pragma unroll(Unrolled<R>::STEPS)
-  for (int r = 0; r < R; ++r) {
-    vm32 active = lane_ids() < active_lanes(length, r);
-    high = high + select(active, as_bits(lookup_16((const float*)codebook.squares_high, indices[r])), splat(0));
-    low = low + select(active, as_bits(lookup_16((const float*)codebook.squares_low, indices[r])), splat(0));
+// The codebook, an entry a lane.
+struct Levels {
+  Bounds midpoints;
+  vf32 levels;
+  vu32 squares_high, squares_low;
+
+  static METHOD Levels make(u64 address, u32 bits) {
+    const Codebook& codebook = *(const Codebook*)address;
+    vu32 entry = lane_ids() & 15u;
+    return {Bounds::make(codebook.midpoints, (1u << bits) - 1), gather_f32(codebook.levels, entry),
+            as_bits(gather_f32((const float*)codebook.squares_high, entry)),
+            as_bits(gather_f32((const float*)codebook.squares_low, entry))};
   }
-  u64 squares = ((u64)first_lane(warp_sum(high)) << 20) + first_lane(warp_sum(low));
-  return (float)scalar_square_root((double)squares) * 0x1p-22f;
-}
+  // The length of a vector of levels, the exact one rounded once: sums of float32 would depend on their order.
+  template <int R>
+  METHOD float length_of(const vu32* indices, u32 length) const {
+    vu32 high = splat(0), low = splat(0);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      u32 active = active_lanes(length, r);
+      high = high + zero_if_idle(lookup_16(squares_high, indices[r]), active);
+      low = low + zero_if_idle(lookup_16(squares_low, indices[r]), active);
+    }
+    u64 squares = ((u64)uniform_sum(high) << 20) + uniform_sum(low);
+    return (float)scalar_square_root((double)squares) * 0x1p-22f;
+  }
+};
 
 // Levels of the indices, made a vector of length `norm`, rotated back; not yet cast.
 template <int R>
-FN void restore_key(vf32* x, const vu32* indices, float norm, const Rotation& rotation, const Codebook& codebook,
+FN void restore_key(vf32* x, const vu32* indices, vf32 norm, const Rotation<R>& rotation, const Levels& codebook,
                     u32 length) {
-  float own = code_length<R>(indices, codebook, length);
-#pragma unroll(Unrolled<R>::STEPS)
-  for (int r = 0; r < R; ++r) {
-    vf32 level = select(lane_ids() < active_lanes(length, r), lookup_16(codebook.levels, indices[r]), splatf(0.f));
-    x[r] = half_to_float(float_to_half(level / own * norm));
-  }
+  vf32 levels = nearest_half(codebook.levels / codebook.length_of<R>(indices, length) * norm);
+#pragma unroll
+  for (int r = 0; r < R; ++r) x[r] = zero_if_idle(lookup_16(levels, indices[r]), active_lanes(length, r));
   hadamard<R>(x, length);
-#pragma unroll(Unrolled<R>::STEPS)
+#pragma unroll
   for (int r = 0; r < R; ++r)
     // A sum of 0 has no sign, whatever it is multiplied with.
-    if (active_lanes(length, r))
-      x[r] = x[r] * load_floats(rotation.scales + r * LANES) * load_floats(rotation.signs + r * LANES) + 0.f;
+    if (active_lanes(length, r)) x[r] = product_sum(x[r] * rotation.scales.at(r), rotation.signs.at(r), splatf(0.f));
 }
 
 template <class E, int R>
-FN void encode_keys(const Plane& plane, const SlotBlock& block, const RowTile& tile, u32* exact, float* sums) {
-  u32 length = plane.head_dim, bytes = packed_bytes(length, block.bits);
-  Rotation rotation = Rotation::make(block.rotation, length);
-  const Codebook& codebook = *(const Codebook*)block.codebook;
+FN void encode_keys(const Plane& plane, u32 length, const SlotBlock& block, const RowTile& tile, u32* exact, float* sums,
+                    u32 index) {
+  TileRows<E> rows = TileRows<E>::make(plane, length, tile);
+  TileSlots slots = TileSlots::make(plane, length, block, tile, 1);
+  Rotation<R> rotation = Rotation<R>::make(block.rotation, length);
+  Levels codebook = Levels::make(block.codebook, block.bits);
   RowErrors errors = RowErrors::make();
-  for (u32 t = tile.start; t < tile.stop; ++t) {
-    u64 row = (u64)t * plane.heads + tile.head;
-    vf32 x[R], y[R], squares = splatf(0.f);
-    load_row<E, R>(x, plane, t, tile.head);
-#pragma unroll(Unrolled<R>::STEPS)
-    for (int r = 0; r < R; ++r) squares = squares + x[r] * x[r];
+  auto load = [&](u32 i) { return rows.template load<R>(i); };
+  rows_in_turn<R>(tile.rows(), load, [&](u32 i, const Row<E, R>& x) {
+    u32 length = in_this_row<R>(rows.length);
+    vf32 y[R], squares = splatf(0.f);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      vf32 number = x.at(r);
+      squares = squares + number * number;
+    }
     vf32 norm = square_root(warp_sum(squares));
-#pragma unroll(Unrolled<R>::STEPS)
+#pragma unroll
     for (int r = 0; r < R; ++r)
-      y[r] = active_lanes(length, r) ? x[r] / (norm + 1e-8f) * load_floats(rotation.signs + r * LANES) : splatf(0.f);
+      y[r] = active_lanes(length, r) ? x.at(r) / (norm + 1e-8f) * rotation.signs.at(r) : splatf(0.f);
     hadamard<R>(y, length);
     vu32 indices[R];
-#pragma unroll(Unrolled<R>::STEPS)
-    for (int r = 0; r < R; ++r) {
-      indices[r] = splat(0);
-      if (!active_lanes(length, r)) continue;
-      y[r] = y[r] * load_floats(rotation.scales + r * LANES);
-      for (u32 i = 0; i + 1 < 1u << block.bits; ++i)
-        indices[r] = indices[r] + select(y[r] >= codebook.midpoints[i], splat(1), splat(0));
-    }
-    store_indices<R>((u8*)block.indices + row * bytes, indices, length, block.bits);
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      indices[r] = active_lanes(length, r) ? codebook.midpoints.rank(y[r] * rotation.scales.at(r)) : splat(0);
     vu16 half = half_of(norm);
-    store_half((u16*)block.scalars + row, half);
+    slots.store<R>(indices, length);
+    store_half(slots.scalars, half);
+    slots.next();
 
-    restore_key<R>(y, indices, first_lane(half_to_float(half)), rotation, codebook, length);
-#pragma unroll(Unrolled<R>::STEPS)
-    for (int r = 0; r < R; ++r) y[r] = E::to_float(from_half<E>(y[r]));
-    load_row<E, R>(x, plane, t, tile.head);  // again: so many registers are not there to keep it
-    errors.add<R>(x, y, t - tile.start);
-  }
-  store_uniform(exact, errors.exact);
-  errors.store(sums);
+    restore_key<R>(y, indices, half_number(half), rotation, codebook, length);
+#pragma unroll
+    for (int r = 0; r < R; ++r) y[r] = cast<E>(y[r]);
+    errors.add<E, R>(x, y, i);
+  });
+  store_uniform(exact + index, errors.exact);
+  errors.store(sums + (u64)index * 3);
 }
 
 template <class E, int R>
-FN void decode_keys(const Plane& plane, const SlotBlock& block, const RowTile& tile) {
-  u32 length = plane.head_dim, bytes = packed_bytes(length, block.bits);
-  Rotation rotation = Rotation::make(block.rotation, length);
-  for (u32 t = tile.start; t < tile.stop; ++t) {
-    u64 row = (u64)t * plane.heads + tile.head;
+FN void decode_keys(const Plane& plane, u32 length, const SlotBlock& block, const RowTile& tile) {
+  TileRows<E> rows = TileRows<E>::make(plane, length, tile);
+  TileSlots slots = TileSlots::make(plane, length, block, tile, 1);
+  Rotation<R> rotation = Rotation<R>::make(block.rotation, length);
+  Levels codebook = Levels::make(block.codebook, block.bits);
+  u32 count = tile.rows();
+#pragma unroll 1
+  for (u32 i = 0; i < count; ++i, slots.next()) {
     vu32 indices[R];
     vf32 x[R];
-    load_indices<R>(indices, (const u8*)block.indices + row * bytes, length, block.bits);
-    float norm = scalar_half_to_float(((const u16*)block.scalars)[row]);
-    restore_key<R>(x, indices, norm, rotation, *(const Codebook*)block.codebook, length);
-#pragma unroll(Unrolled<R>::STEPS)
-    for (int r = 0; r < R; ++r) store_piece(row_of<E>(plane, t, tile.head), from_half<E>(x[r]), length, r);
+    slots.load<R>(indices, length);
+    restore_key<R>(x, indices, splatf(scalar_half_to_float(slots.scalars[0])), rotation, codebook, length);
+#pragma unroll
+    for (int r = 0; r < R; ++r) rows.store(i, r, E::from_exact(cast<E>(x[r])));
   }
 }
 
 // ------------------------------------------------------------------------------------------- values
 
 template <class E, int R>
-FN void encode_values(const Plane& plane, const SlotBlock& block, const RowTile& tile, u32* exact, float* sums) {
-  u32 length = plane.head_dim, bytes = packed_bytes(length, block.bits);
+FN void encode_values(const Plane& plane, u32 length, const SlotBlock& block, const RowTile& tile, u32* exact, float* sums,
+                      u32 index) {
+  TileRows<E> rows = TileRows<E>::make(plane, length, tile);
+  TileSlots slots = TileSlots::make(plane, length, block, tile, 2);
   float top = (float)((1u << block.bits) - 1);
-  vf32 infinity = as_float(splat(0x7f800000));
   RowErrors errors = RowErrors::make();
-  for (u32 t = tile.start; t < tile.stop; ++t) {
-    u64 row = (u64)t * plane.heads + tile.head;
-    vf32 x[R], y[R], high = splatf(0.f) - infinity, low = high;
-    load_row<E, R>(x, plane, t, tile.head);
-#pragma unroll(Unrolled<R>::STEPS)
+  auto load = [&](u32 i) { return rows.template load<R>(i); };
+  rows_in_turn<R>(tile.rows(), load, [&](u32 i, const Row<E, R>& x) {
+    vf32 y[R], high = splatf(0.f) - infinity(), low = high;
+#pragma unroll
     for (int r = 0; r < R; ++r) {
+      if (!active_lanes(length, r)) continue;
       vm32 active = lane_ids() < active_lanes(length, r);
-      high = maximum(high, select(active, x[r], splatf(0.f) - infinity));
-      low = maximum(low, select(active, splatf(0.f) - x[r], splatf(0.f) - infinity));
+      vf32 number = x.at(r);
+      high = maximum(high, select(active, number, splatf(0.f) - infinity()));
+      low = maximum(low, select(active, splatf(0.f) - number, splatf(0.f) - infinity()));
+    }
+    // Behind a NaN, whose row is kept exact, the slot has the same bytes whatever R is: those of four or eight registers, an
+    // empty one of which forgets it.
+    if (registers_of(length) < (length <= 4 * LANES ? 4u : 8u)) {
+      high = maximum(high, splatf(0.f) - infinity());
+      low = maximum(low, splatf(0.f) - infinity());
     }
     vf32 zero = splatf(0.f) - warp_max(low);
     vf32 scale = maximum((warp_max(high) - zero) / top, splatf(1e-8f));
     vu16 half_scale = half_of(scale), half_zero = half_of(zero);
-    float s = first_lane(half_to_float(half_scale)), z = first_lane(half_to_float(half_zero));
+    vf32 s = half_number(half_scale), z = half_number(half_zero);
     vu32 indices[R];
-#pragma unroll(Unrolled<R>::STEPS)
+#pragma unroll
     for (int r = 0; r < R; ++r) {
-      // Comparisons send what is no number to 0.
-      vf32 place = (x[r] - zero) / scale + 0.5f;
-      place = select(place > 0.f, place, splatf(0.f));
-      indices[r] = truncate(select(place < top, place, splatf(top)));
-      y[r] = E::to_float(from_half<E>(int_to_float(indices[r]) * s + z));
-      y[r] = select(lane_ids() < active_lanes(length, r), y[r], splatf(0.f));
+      // What is no number goes to 0.
+      vf32 place = larger((x.at(r) - zero) / scale + 0.5f, splatf(0.f));
+      indices[r] = truncate(smaller(place, splatf(top)));
+      y[r] = zero_if_idle(cast<E>(int_to_float(indices[r]) * s + z), active_lanes(length, r));
     }
-    store_indices<R>((u8*)block.indices + row * bytes, indices, length, block.bits);
-    store_half((u16*)block.scalars + 2 * row, half_scale);
-    store_half((u16*)block.scalars + 2 * row + 1, half_zero);
-    errors.add<R>(x, y, t - tile.start);
-  }
-  store_uniform(exact, errors.exact);
-  errors.store(sums);
+    slots.store<R>(indices, length);
+    store_half(slots.scalars, half_scale);
+    store_half(slots.scalars + 1, half_zero);
+    slots.next();
+    errors.add<E, R>(x, y, i);
+  });
+  store_uniform(exact + index, errors.exact);
+  errors.store(sums + (u64)index * 3);
 }
 
 template <class E, int R>
-FN void decode_values(const Plane& plane, const SlotBlock& block, const RowTile& tile) {
-  u32 length = plane.head_dim, bytes = packed_bytes(length, block.bits);
-  for (u32 t = tile.start; t < tile.stop; ++t) {
-    u64 row = (u64)t * plane.heads + tile.head;
+FN void decode_values(const Plane& plane, u32 length, const SlotBlock& block, const RowTile& tile) {
+  TileRows<E> rows = TileRows<E>::make(plane, length, tile);
+  TileSlots slots = TileSlots::make(plane, length, block, tile, 2);
+  u32 count = tile.rows();
+#pragma unroll 1
+  for (u32 i = 0; i < count; ++i, slots.next()) {
     vu32 indices[R];
-    load_indices<R>(indices, (const u8*)block.indices + row * bytes, length, block.bits);
-    const u16* scalars = (const u16*)block.scalars + 2 * row;
-    float scale = scalar_half_to_float(scalars[0]), zero = scalar_half_to_float(scalars[1]);
-#pragma unroll(Unrolled<R>::STEPS)
-    for (int r = 0; r < R; ++r)
-      store_piece(row_of<E>(plane, t, tile.head), from_half<E>(int_to_float(indices[r]) * scale + zero), length, r);
+    slots.load<R>(indices, length);
+    float scale = scalar_half_to_float(slots.scalars[0]), zero = scalar_half_to_float(slots.scalars[1]);
+#pragma unroll
+    for (int r = 0; r < R; ++r) rows.store(i, r, E::from_exact(cast<E>(int_to_float(indices[r]) * scale + zero)));
   }
 }
 
@@ -200,7 +235,7 @@ FN void decode_values(const Plane& plane, const SlotBlock& block, const RowTile&
          u32 tiles) {                                                                                                  \
     FOR_EACH_WARP(warp) {                                                                                              \
       RowTile tile = RowTile::make(planes, warp, tiles);                                                               \
-      FOR_ROW_SIZE(encode_##kind, E, planes[tile.block], blocks[tile.block], tile, exact + warp, sums + (u64)warp * 3); \
+      FOR_ROW_SIZE(encode_##kind, E, planes[tile.block], blocks[tile.block], tile, exact, sums, (u32)warp);            \
     }                                                                                                                  \
   }                                                                                                                    \
   KERNEL(slots_decode_##kind##_##suffix, const Plane* planes, const SlotBlock* blocks, u32 tiles) {                    \

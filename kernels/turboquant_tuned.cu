@@ -47,19 +47,22 @@ struct MeanOf<Fp32> {
 
 FN vf32 largest_finite() { return as_float(splat(0x7f7fffff)); }
 
-// The mean of every `step`th number from token `first` on, or of its distance from `center`, where that is at most `reach`;
+// The mean of every `step`th of the tokens from `first` on, or of its distance from `center`, where that is at most `reach`;
 // `center` if there is none.
 template <class E, bool DISTANCE>
-FN vf32 mean_within(const Plane& plane, u32 head, u32 r, u32 first, u32 step, vf32 center, vf32 reach) {
+FN vf32 mean_within(const Column<E>& column, u32 tokens, u32 first, u32 step, vf32 center, vf32 reach) {
   vf32 sum = splatf(0.f);
   vu32 count = splat(0);
-  for (u32 t = first; t < plane.tokens; t += step) {
-    vf32 x = E::to_float(load_piece(row_of<E>(plane, t, head), plane.head_dim, r));
-    vf32 distance = absolute(x - center);
+  auto load = [&](u32 i) {
+    u32 token = first + i * step;
+    return column.whole ? column.template load<true>(token) : column.template load<false>(token);
+  };
+  in_turn<FORWARDS, ROWS>((tokens - first + step - 1) / step, load, [&](u32, typename E::vraw bits) {
+    vf32 x = E::to_float(bits), distance = magnitude_of(x - center);
     vm32 near = distance <= reach;
     sum = sum + select(near, DISTANCE ? distance : x, splatf(0.f));
     count = count + select(near, splat(1), splat(0));
-  }
+  });
   return select(count != 0u, sum / int_to_float(count), center);
 }
 
@@ -68,11 +71,14 @@ FN vf32 mean_within(const Plane& plane, u32 head, u32 r, u32 first, u32 step, vf
 template <class E>
 FN void channel_means(const Plane& plane, const TunedBlock& block, u32 group) {
   typedef typename MeanOf<E>::type M;
-  u32 registers = registers_of(plane.head_dim), head = group / registers, r = group % registers, first = block.sinks;
-  vf32 rough = mean_within<E, false>(plane, head, r, first, 4, splatf(0.f), largest_finite());
-  vf32 reach = mean_within<E, true>(plane, head, r, first, 4, rough, largest_finite()) * 4.f;
+  u32 registers = registers_of(plane.head_dim), r = group % registers, active = active_lanes(plane.head_dim, r);
+  vu32 lane_of_head = r * LANES + lane_ids(), inside = select(lane_ids() < active, lane_of_head, splat(r * LANES));
+  Column<E> column = Column<E>::of_channels(plane, inside + group / registers * plane.head_dim, active);
+  u32 tokens = plane.tokens, first = block.sinks;
+  vf32 rough = mean_within<E, false>(column, tokens, first, 4, splatf(0.f), largest_finite());
+  vf32 reach = mean_within<E, true>(column, tokens, first, 4, rough, largest_finite()) * 4.f;
   reach = select(reach < largest_finite(), reach, largest_finite());
-  vf32 mean = mean_within<E, false>(plane, head, r, first, 1, rough, reach);
+  vf32 mean = mean_within<E, false>(column, tokens, first, 1, rough, reach);
   store_u16((u16*)block.means + group * LANES, M::from_float(select(is_unfit(mean) == 0u, mean, splatf(0.f))));
 }
 
@@ -81,6 +87,87 @@ FN void channel_means(const Plane& plane, const TunedBlock& block, u32 group) {
     FOR_EACH_WARP(warp) { channel_means<E>(planes[warp / groups], blocks[warp / groups], warp % groups); } \
   }
 FOR_ELEMENT_TYPES(TUNED_MEANS)
+
+// ------------------------------------------------------------------------------------------- rows
+
+// A row of symbols, whose registers lie apart.
+struct Symbols {
+  const u8* row;
+  u32 pitch;
+  METHOD vu16 operator()(int r) const { return load_u8(row + (u64)(r * LANES) * pitch); }
+};
+// The symbols of a tile's rows, a byte a lane.
+struct TileSymbols {
+  u8* base;
+  u32 pitch, length;
+  bool split;
+
+  static METHOD TileSymbols make(const TunedBlock& block, u32 length, const RowTile& tile) {
+    u8* first = block.symbols_of(tile.head * registers_of(length), tile.start);
+    return {first, block.pitch, length, block.low != 0};
+  }
+  template <int R>
+  METHOD Registers<R, Symbols> load(u32 row) const {
+    return Registers<R, Symbols>::make({base + row * LANES, pitch}, length);
+  }
+  // 0 in idle lanes. The coder takes 32 symbols: of more it gets the high bits, the low ones are stored as they are.
+  template <int R>
+  METHOD void store(u32 row, vu32* symbols, const TunedBlock& block, const RowTile& tile, u32 tokens) const {
+    u32 length = in_this_row<R>(this->length);
+    u8* p = base + row * LANES;
+#pragma unroll
+    for (int r = 0; r < R; ++r) symbols[r] = zero_if_idle(symbols[r], active_lanes(length, r));
+    if (split)
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        if (!active_lanes(length, r)) continue;
+        store_bits(block.low_of(tile.head * registers_of(length) + r, tile.start + row, tokens), symbols[r], LOW_BITS);
+        symbols[r] = symbols[r] >> LOW_BITS;
+      }
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      if (active_lanes(length, r)) store_u8(p + (u64)(r * LANES) * pitch, narrow(symbols[r]));
+  }
+};
+
+// The means of a head's channels.
+template <class E>
+struct Means {
+  const u16* row;
+  METHOD vf32 operator()(int r) const { return MeanOf<E>::type::to_float(load_u16(row + r * LANES)); }
+};
+// What rotates the rows of a head less their means, and back.
+template <class E, int R>
+struct Centered {
+  u32 length;
+  Registers<R, Means<E>> means;
+  Rotation<R> rotation;
+
+  static METHOD Centered make(const TunedBlock& block, u32 length, u32 head) {
+    Means<E> means = {(const u16*)block.means + head * registers_of(length) * LANES};
+    return {length, Registers<R, Means<E>>::make(means, length), Rotation<R>::make(block.rotation, length)};
+  }
+  METHOD void rotate(vf32* y, const Row<E, R>& x) const {
+    u32 length = in_this_row<R>(this->length);
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      y[r] = active_lanes(length, r) ? (x.at(r) - means.at(r)) * rotation.signs.at(r) : splatf(0.f);
+    hadamard<R>(y, length);
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      if (active_lanes(length, r)) y[r] = y[r] * rotation.scales.at(r);
+  }
+  // Symbols less the middle one, rotated back, times the step, plus the means: `put(r, numbers)` as the plane holds them.
+  template <class Put>
+  METHOD void restore(vf32* y, float step, Put put) const {
+    u32 length = in_this_row<R>(this->length);
+    hadamard<R>(y, length);
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      if (active_lanes(length, r))
+        put(r, E::nearest(y[r] * (rotation.scales.at(r) * rotation.signs.at(r)) * step + means.at(r)));
+  }
+};
 
 // ------------------------------------------------------------------------------------------- steps
 
@@ -98,41 +185,6 @@ FN vf32 step_of(vu32 code) {
   vf32 root = splatf(roots[0]);
   for (u32 i = 1; i < 8; ++i) root = select((code & 7u) == i, splatf(roots[i]), root);
   return as_float(((code >> 3) + (127 - CODE_BIAS / 8) & 0xffu) << 23) * root;
-}
-
-// A row of the plane: its numbers, and they less the means and rotated.
-template <class E, int R>
-FN void load_rotated(vf32* x, vf32* y, const Plane& plane, const TunedBlock& block, const Rotation& rotation, u32 token,
-                     u32 head) {
-  typedef typename MeanOf<E>::type M;
-  u32 length = plane.head_dim;
-  const u16* means = (const u16*)block.means + head * registers_of(length) * LANES;
-  load_row<E, R>(x, plane, token, head);
-#pragma unroll(Unrolled<R>::STEPS)
-  for (int r = 0; r < R; ++r)
-    y[r] = active_lanes(length, r)
-               ? (x[r] - M::to_float(load_u16(means + r * LANES))) * load_floats(rotation.signs + r * LANES)
-               : splatf(0.f);
-  hadamard<R>(y, length);
-#pragma unroll(Unrolled<R>::STEPS)
-  for (int r = 0; r < R; ++r)
-    if (active_lanes(length, r)) y[r] = y[r] * load_floats(rotation.scales + r * LANES);
-}
-
-// Symbols less the middle one, rotated back, times the step, plus the means; as stored in the plane.
-template <class E, int R>
-FN void restore_row(typename E::vraw* stored, vf32* y, const Plane& plane, const TunedBlock& block,
-                    const Rotation& rotation, float step, u32 head) {
-  typedef typename MeanOf<E>::type M;
-  u32 length = plane.head_dim;
-  const u16* means = (const u16*)block.means + head * registers_of(length) * LANES;
-  hadamard<R>(y, length);
-#pragma unroll(Unrolled<R>::STEPS)
-  for (int r = 0; r < R; ++r) {
-    if (!active_lanes(length, r)) continue;
-    vf32 weight = load_floats(rotation.scales + r * LANES) * load_floats(rotation.signs + r * LANES);
-    stored[r] = E::from_float(y[r] * weight * step + M::to_float(load_u16(means + r * LANES)));
-  }
 }
 
 // ------------------------------------------------------------------------------------------- encoding
@@ -161,87 +213,83 @@ struct TileSteps {
   METHOD vf32 values() const { return step_of(spread * HALF_OCTAVE + smallest); }
 };
 
-// The coder takes 32 symbols: of those of a tile it gets the high bits, the low ones are stored as they are.
-FN void split_symbols(const TunedBlock& block, const RowTile& tile, u32 registers, u32 tokens) {
-  for (u32 g = tile.head * registers; g < (tile.head + 1) * registers; ++g)
-    for (u32 t = tile.start; t < tile.stop; ++t) {
-      vu32 symbol = widen(load_u8(block.symbols_of(g, t)));
-      store_bits(block.low_of(g, t, tokens), symbol, LOW_BITS);
-      store_u8(block.symbols_of(g, t), narrow(symbol >> LOW_BITS));
-    }
-}
+// Of each tile and head: its code, SPREAD_WORDS of which `widths` are used, the rows that must be kept exact, its errors.
+constexpr u32 SPREAD_WORDS = 12;
+struct TunedTiles {
+  u16* codes;
+  u32 *spreads, *widths, *exact;
+  float* sums;
+};
 
 template <class E, int R>
-FN void encode_tuned(const Plane& plane, const TunedBlock& block, const RowTile& tile, u16* code, u32* spread, u32* width,
-                     u32* exact, float* sums) {
-  u32 length = plane.head_dim, middle = block.alphabet / 2, rows = tile.rows(), first = tile.head * registers_of(length);
-  Rotation rotation = Rotation::make(block.rotation, length);
-  vf32 x[R], y[R];
+FN void encode_tuned(const Plane& plane, u32 length, const TunedBlock& block, const RowTile& tile, const TunedTiles& tiles,
+                     u32 index) {
+  u32 middle = block.alphabet / 2, rows = tile.rows();
+  float grain = block.grain, reach = block.reach;
+  TileRows<E> numbers = TileRows<E>::make(plane, length, tile);
+  TileSymbols symbols = TileSymbols::make(block, length, tile);
+  Centered<E, R> centered = Centered<E, R>::make(block, length, tile.head);
+  auto load = [&](u32 i) { return numbers.template load<R>(i); };
   vu32 wanted = splat(0);
-  for (u32 i = 0; i < rows; ++i) {
-    load_rotated<E, R>(x, y, plane, block, rotation, tile.start + i, tile.head);
-    vf32 squares = splatf(0.f), top = splatf(0.f);
-#pragma unroll(Unrolled<R>::STEPS)
+  rows_in_turn<R>(rows, load, [&](u32 i, const Row<E, R>& x) {
+    vf32 y[R], squares = splatf(0.f), top = splatf(0.f);
+    centered.rotate(y, x);
+#pragma unroll
     for (int r = 0; r < R; ++r) {
       squares = squares + y[r] * y[r];
-      top = maximum(top, absolute(y[r]));
+      top = larger(top, magnitude_of(y[r]));
     }
     squares = warp_sum(squares);
-    top = warp_max(top);
-    vf32 step = maximum(squares * block.grain, top * top * block.reach);
+    // With NaN among them the squares say so.
+    top = warp_larger(top);
+    vf32 step = larger(squares * grain, top * top * reach);
     vu32 bits = select(is_unfit(squares) != 0u, splat(0x7f800000), as_bits(step));
     wanted = select(lane_ids() == i, bits, wanted);
-  }
+  });
   wanted = select(lane_ids() + tile.start < block.sinks, splat(0x7f800000), wanted);
   TileSteps steps = TileSteps::choose(wanted, rows);
   u32 unfit = ballot(wanted >= 0x7f800000u);
-  vf32 values = steps.values(), inverses = splatf(1.f) / values;
-  store_uniform(code, (u16)(steps.smallest | steps.width << CODE_BITS));
-  store_uniform(width, steps.width);
-  store_bits(spread, steps.spread, steps.width);
+  vf32 values = steps.values(), inverses = splatf(1.f) / values, restored = values * block.gain;
+  store_uniform(tiles.codes + index, (u16)(steps.smallest | steps.width << CODE_BITS));
+  store_uniform(tiles.widths + index, steps.width);
+  store_bits(tiles.spreads + (u64)index * SPREAD_WORDS, steps.spread, steps.width);
 
   RowErrors errors = RowErrors::make();
-  float low = -(float)middle, high = (float)(block.alphabet - 1 - middle);
-  for (u32 i = 0; i < rows; ++i) {
-    u32 t = tile.start + i;
-    bool kept = unfit >> i & 1;
-    float inverse = lane_value(inverses, i), step = lane_value(values, i) * block.gain;
-    load_rotated<E, R>(x, y, plane, block, rotation, t, tile.head);
-#pragma unroll(Unrolled<R>::STEPS)
+  vf32 low = splatf(-(float)middle), high = splatf((float)(block.alphabet - 1 - middle));
+  rows_in_turn<R>(rows, load, [&](u32 i, const Row<E, R>& x) {
+    vf32 y[R];
+    vu32 symbol[R];
+    if (unfit >> i & 1) {
+#pragma unroll
+      for (int r = 0; r < R; ++r) symbol[r] = splat(middle);
+      symbols.store<R>(i, symbol, block, tile, plane.tokens);
+      errors.keep<E, R>(x, i);
+      return;
+    }
+    centered.rotate(y, x);
+    float inverse = lane_value(inverses, i), step = lane_value(restored, i);
+#pragma unroll
     for (int r = 0; r < R; ++r) {
-      vf32 place = kept ? splatf(0.f) : y[r] * inverse;
-      place = maximum(place, splatf(low));
-      vu32 symbol = round_to_int(select(place < high, place, splatf(high))) + middle;
-      if (active_lanes(length, r))
-        store_u8(block.symbols_of(first + r, t), narrow(select(lane_ids() < active_lanes(length, r), symbol, splat(0))));
-      y[r] = int_to_float(symbol - middle);
+      vf32 place = smaller(larger(y[r] * inverse, low), high);
+      symbol[r] = round_to_int(place) + middle;
+      y[r] = round_to_float(place);
     }
-    if (kept) {
-      errors.keep<R>(x, i);
-      continue;
-    }
-    typename E::vraw stored[R];
-    restore_row<E, R>(stored, y, plane, block, rotation, step, tile.head);
-#pragma unroll(Unrolled<R>::STEPS)
-    for (int r = 0; r < R; ++r)
-      y[r] = select(lane_ids() < active_lanes(length, r), E::to_float(stored[r]), splatf(0.f));
-    errors.add<R>(x, y, i);
-  }
-  store_uniform(exact, errors.exact);
-  errors.store(sums);
-  if (block.low) split_symbols(block, tile, registers_of(length), plane.tokens);
+    symbols.store<R>(i, symbol, block, tile, plane.tokens);
+    centered.restore(y, step, [&](int r, vf32 numbers) { y[r] = zero_if_idle(numbers, active_lanes(length, r)); });
+    errors.add<E, R>(x, y, i);
+  });
+  store_uniform(tiles.exact + index, errors.exact);
+  errors.store(tiles.sums + (u64)index * 3);
 }
 
-// A warp a tile. `codes` [blocks][tiles][heads], `spreads` SPREAD_WORDS a tile and head, of which `widths` are used; `exact`
-// the rows that must be kept exact.
-constexpr u32 SPREAD_WORDS = 12;
+// A warp a tile. `codes` [blocks][tiles][heads].
 #define TUNED_ENCODE(suffix, E)                                                                                        \
   KERNEL(tuned_encode_##suffix, const Plane* planes, const TunedBlock* blocks, u16* codes, u32* spreads, u32* widths,  \
          u32* exact, float* sums, u32 tiles) {                                                                         \
     FOR_EACH_WARP(warp) {                                                                                              \
       RowTile tile = RowTile::make(planes, warp, tiles);                                                               \
-      FOR_ROW_SIZE(encode_tuned, E, planes[tile.block], blocks[tile.block], tile, codes + warp,                        \
-                   spreads + (u64)warp * SPREAD_WORDS, widths + warp, exact + warp, sums + (u64)warp * 3);             \
+      TunedTiles to = {codes, spreads, widths, exact, sums};                                                           \
+      FOR_ROW_SIZE(encode_tuned, E, planes[tile.block], blocks[tile.block], tile, to, (u32)warp);                      \
     }                                                                                                                  \
   }
 FOR_ELEMENT_TYPES(TUNED_ENCODE)
@@ -257,27 +305,25 @@ FN void join_symbols(const TunedBlock& block, const RowTile& tile, u32 registers
 }
 
 template <class E, int R>
-FN void decode_tuned(const Plane& plane, const TunedBlock& block, const RowTile& tile, u32 at) {
-  u32 length = plane.head_dim, middle = block.alphabet / 2, rows = tile.rows(), first = tile.head * registers_of(length);
+FN void decode_tuned(const Plane& plane, u32 length, const TunedBlock& block, const RowTile& tile, u32 at) {
+  u32 middle = block.alphabet / 2, rows = tile.rows();
   if (rows == 0) return;
-  Rotation rotation = Rotation::make(block.rotation, length);
+  TileRows<E> numbers = TileRows<E>::make(plane, length, tile);
+  TileSymbols symbols = TileSymbols::make(block, length, tile);
+  Centered<E, R> centered = Centered<E, R>::make(block, length, tile.head);
   u32 code = ((const u16*)block.codes)[at];
   TileSteps steps = {code & ((1u << CODE_BITS) - 1), code >> CODE_BITS, splat(0)};
   steps.spread = load_bits((const u32*)block.spreads + ((const u32*)block.starts)[at], steps.width);
-  vf32 values = steps.values();
-  for (u32 i = 0; i < rows; ++i) {
-    u32 t = tile.start + i;
+  vf32 values = steps.values() * block.gain;
+  auto load = [&](u32 i) { return symbols.template load<R>(i); };
+  rows_in_turn<R>(rows, load, [&](u32 i, const Registers<R, Symbols>& row) {
+    u32 length = in_this_row<R>(numbers.length);
     vf32 y[R];
-    typename E::vraw stored[R];
-#pragma unroll(Unrolled<R>::STEPS)
+#pragma unroll
     for (int r = 0; r < R; ++r)
-      if (active_lanes(length, r)) y[r] = int_to_float(widen(load_u8(block.symbols_of(first + r, t))) - middle);
-    restore_row<E, R>(stored, y, plane, block, rotation, lane_value(values, i) * block.gain, tile.head);
-    typename E::raw* row = row_of<E>(plane, t, tile.head);
-#pragma unroll(Unrolled<R>::STEPS)
-    for (int r = 0; r < R; ++r)
-      if (active_lanes(length, r)) store_piece(row, stored[r], length, r);
-  }
+      y[r] = active_lanes(length, r) ? int_to_float(widen(row.at(r)) - middle) : splatf(0.f);
+    centered.restore(y, lane_value(values, i), [&](int r, vf32 x) { numbers.store(i, r, E::from_exact(x)); });
+  });
 }
 
 #define TUNED_DECODE(suffix, E)                                                             \

@@ -41,6 +41,7 @@ FN vf32 maximum(vf32 a, vf32 b) { return select(a > b, a, b); }
 
 // The nearest integer, ties to even, of |x| < 2^22, as the low bits of a word: adding 1.5 * 2^23 leaves it there.
 FN vu32 round_to_int(vf32 x) { return as_bits(x + 12582912.f) - 0x4b400000u; }
+FN vf32 round_to_float(vf32 x) { return (x + 12582912.f) - 12582912.f; }
 
 // Sum and maximum over the lanes, in every lane. Neighbours first: so the sum is the same where a lane holds several
 // neighbouring channels.
@@ -58,6 +59,14 @@ FN vf32 warp_max(vf32 x) {
   x = maximum(x, shuffle_xor<4>(x));
   x = maximum(x, shuffle_xor<8>(x));
   return maximum(x, shuffle_xor<16>(x));
+}
+// The maximum of numbers that are not NaN.
+FN vf32 warp_larger(vf32 x) {
+  x = larger(x, shuffle_xor<1>(x));
+  x = larger(x, shuffle_xor<2>(x));
+  x = larger(x, shuffle_xor<4>(x));
+  x = larger(x, shuffle_xor<8>(x));
+  return larger(x, shuffle_xor<16>(x));
 }
 // The sum over the lanes before.
 template <int D = 1>

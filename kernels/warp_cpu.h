@@ -80,9 +80,10 @@ FN vu16 maximum(vu16 a, vu16 b) { return (vm16)(a > b) ? a : b; }
 FN vf32 larger(vf32 a, vf32 b) { return (vm32)(a > b) ? a : b; }
 FN vf32 smaller(vf32 a, vf32 b) { return (vm32)(a < b) ? a : b; }
 FN vf32 magnitude_of(vf32 x) { return as_float(as_bits(x) & 0x7fffffffu); }
-// c + a * b of numbers whose product needs no rounding.
-FN vf32 add_product(vf32 a, vf32 b, vf32 c) { return c + a * b; }
+// a * b + c where the product needs no rounding, or the sum none. See the CUDA side.
+FN vf32 product_sum(vf32 a, vf32 b, vf32 c) { return a * b + c; }
 FN vu32 shift_right_signed(vu32 x, vu32 by) { return (vu32)((vm32)x >> (vm32)by); }
+FN u32 forgotten(u32 x) { return x; }
 FN void warp_sync() {}
 
 #define LANES_XOR_8(d, b) (b) ^ d, ((b) + 1) ^ d, ((b) + 2) ^ d, ((b) + 3) ^ d, ((b) + 4) ^ d, ((b) + 5) ^ d, ((b) + 6) ^ d, ((b) + 7) ^ d
@@ -119,6 +120,7 @@ FN u32 ballot(vm16 m) {
 #endif
 }
 FN bool all(vm32 m) { return __builtin_reduce_and(m); }
+FN u32 uniform_sum(vu32 x) { return __builtin_reduce_add(x); }
 // Lane l gets bit l of the word.
 FN vu32 bit_of_lane(u32 word) { return (splat(word) >> lane_ids()) & 1u; }
 
@@ -663,19 +665,45 @@ FN double scalar_square_root(double x) {
 }
 // The whole part of 0 <= x < 2^31.
 FN vu32 truncate(vf32 x) { return (vu32)__builtin_convertvector(x, vm32); }
-// table[index of the lane], of 16.
-FN vf32 lookup_16(const float* table, vu32 index) {
+// What the lane below 16 has that each lane's index names.
+FN vf32 lookup_16(vf32 table, vu32 index) {
 #if KVZIP_AVX512
   __m512i i[2];
-  __m512 entries = _mm512_loadu_ps(table), v[2];
+  __m512 entries = load_as<__m512>(&table), v[2];
   __builtin_memcpy(i, &index, sizeof i);
   v[0] = _mm512_permutexvar_ps(i[0], entries);
   v[1] = _mm512_permutexvar_ps(i[1], entries);
   return load_as<vf32>(v);
+#elif KVZIP_AVX2
+  __m256i i[4];
+  __m256 entries[4], v[4];
+  __builtin_memcpy(i, &index, sizeof i);
+  __builtin_memcpy(entries, &table, sizeof entries);
+  for (int q = 0; q < 4; ++q) {
+    __m256 low = _mm256_permutevar8x32_ps(entries[0], i[q]), high = _mm256_permutevar8x32_ps(entries[1], i[q]);
+    v[q] = _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(i[q], 28)));
+  }
+  return load_as<vf32>(v);
 #else
-  return gather_f32(table, index & 15u);
+  alignas(64) float entries[LANES];
+  __builtin_memcpy(entries, &table, sizeof entries);
+  return gather_f32(entries, index & 15u);
 #endif
 }
+FN vu32 lookup_16(vu32 table, vu32 index) { return as_bits(lookup_16(as_float(table), index)); }
+// Up to 15 ascending bounds.
+struct Bounds {
+  const float* bounds;
+  u32 count;
+
+  static METHOD Bounds make(const float* bounds, u32 count) { return {bounds, count}; }
+  // How many of them are at most x; of NaN none.
+  METHOD vu32 rank(vf32 x) const {
+    vu32 rank = splat(0);
+    for (u32 i = 0; i < count; ++i) rank = rank + select(x >= bounds[i], splat(1), splat(0));
+    return rank;
+  }
+};
 
 typedef u8 Bytes16 __attribute__((vector_size(16)));
 typedef u8 Bytes128 __attribute__((vector_size(128)));
@@ -700,15 +728,17 @@ FN vu32 load_packed(const u8* p, u32 count) {
   vu16 pairs = byte_pairs<B>(bytes, __make_integer_seq<Sequence, int, 64>());
   return widen(pairs) >> (lane_ids() * (u32)B & 7u) & ((1u << B) - 1);
 }
-// Lanes from `count` on must be 0.
-template <int B>
-FN void store_packed(u8* p, vu32 v, u32 count) {
-  v = v | shuffle_xor<1>(v) << B;
-  v = v | shuffle_xor<2>(v) << 2 * B;
-  v = v | shuffle_xor<4>(v) << 4 * B;
-  Bytes16 bytes = stream_bytes<B>(bit_copy<Bytes128>(v), __make_integer_seq<Sequence, int, 16>());
-  if (count == LANES)
-    __builtin_memcpy(p, &bytes, 4 * B);
-  else
-    for (u32 i = 0; i < (count * B + 7) / 8; ++i) p[i] = bytes[i];
+// The mirror, of numbers 32 r + lane in v[r] that are 0 from `count` on.
+template <int B, int R>
+FN void store_packed(u8* p, const vu32* v, u32 count) {
+  for (u32 r = 0; r < R && r * LANES < count; ++r, p += 4 * B) {
+    vu32 x = v[r] | shuffle_xor<1>(v[r]) << B;
+    x = x | shuffle_xor<2>(x) << 2 * B;
+    x = x | shuffle_xor<4>(x) << 4 * B;
+    Bytes16 bytes = stream_bytes<B>(bit_copy<Bytes128>(x), __make_integer_seq<Sequence, int, 16>());
+    if (u32 left = count - r * LANES; left >= LANES)
+      __builtin_memcpy(p, &bytes, 4 * B);
+    else
+      for (u32 i = 0; i < (left * B + 7) / 8; ++i) p[i] = bytes[i];
+  }
 }

@@ -104,9 +104,14 @@ FN vu32 maximum(vu32 a, vu32 b) { return a > b ? a : b; }
 FN vf32 larger(vf32 a, vf32 b) { return fmaxf(a, b); }
 FN vf32 smaller(vf32 a, vf32 b) { return fminf(a, b); }
 FN vf32 magnitude_of(vf32 x) { return fabsf(x); }
-// c + a * b of numbers whose product needs no rounding: so it does not matter whether it is fused.
-FN vf32 add_product(vf32 a, vf32 b, vf32 c) { return fused(a, b, c); }
+// a * b + c where the product needs no rounding, or the sum none: then rounding once is rounding twice.
+FN vf32 product_sum(vf32 a, vf32 b, vf32 c) { return fused(a, b, c); }
 FN vu32 shift_right_signed(vu32 x, vu32 by) { return (u32)((int)x >> by); }
+// A number of which the compiler knows nothing: what follows from it takes no registers from one turn of a loop to the next.
+FN u32 forgotten(u32 x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
 FN void warp_sync() { __syncwarp(); }
 template <int D>
 FN vf32 shuffle_xor(vf32 v) {
@@ -129,6 +134,7 @@ FN u32 first_lane(vu32 x) { return __shfl_sync(~0u, x, 0); }
 FN u32 lane_value(vu32 x, u32 l) { return __shfl_sync(~0u, x, l); }
 FN u32 ballot(bool m) { return __ballot_sync(~0u, m); }
 FN bool all(bool m) { return __all_sync(~0u, m); }
+FN u32 uniform_sum(vu32 x) { return __reduce_add_sync(~0u, x); }
 // Lane l gets bit l of the word.
 FN vu32 bit_of_lane(u32 word) { return word >> lane() & 1u; }
 FN vu32 with_lane(vu32 v, u32 l, u32 value) { return lane() == l ? value : v; }
@@ -388,8 +394,9 @@ FN void in_turn(u32 count, Load load, Work work) {
     for (u32 i = 0; i < AHEAD; ++i) work(row_of(turn + i), loaded[i]);
     for (u32 i = 0; i < AHEAD; ++i) loaded[i] = under_way[i];
   }
+  if constexpr (AHEAD > 1)
 #pragma unroll 1
-  for (; turn < count; ++turn) work(row_of(turn), load(row_of(turn)));
+    for (; turn < count; ++turn) work(row_of(turn), load(row_of(turn)));
 }
 
 // ------------------------------------------------------------------------------------------- half precision
@@ -481,21 +488,65 @@ FN vf32 square_root(vf32 x) { return __fsqrt_rn(x); }
 FN double scalar_square_root(double x) { return __dsqrt_rn(x); }
 // The whole part of 0 <= x < 2^31.
 FN vu32 truncate(vf32 x) { return (u32)(int)x; }
-// table[index of the lane], of 16.
-FN vf32 lookup_16(const float* table, vu32 index) { return table[index & 15u]; }
+// What the lane below 16 has that each lane's index names.
+FN vf32 lookup_16(vf32 table, vu32 index) { return __shfl_sync(~0u, table, index); }
+FN vu32 lookup_16(vu32 table, vu32 index) { return __shfl_sync(~0u, table, index); }
+// Up to 15 ascending bounds.
+struct Bounds {
+  float of_8, of_4, of_12, of_2, of_1;  // what a rank is at least that much more behind; the last two by the rank so far
+
+  static METHOD Bounds make(const float* bounds, u32 count) {
+    // No number is beyond NaN.
+    auto at = [=](u32 i) { return i < count ? bounds[i] : as_float(~0u); };
+    return {at(7), at(3), at(11), at((lane() & 12u) + 1), at(lane() & 14u)};
+  }
+  // How many of them are at most x; of NaN none.
+  METHOD vu32 rank(vf32 x) const {
+    bool upper = x >= of_8;
+    u32 rank = upper ? 8 : 0;
+    rank += x >= (upper ? of_12 : of_4) ? 4 : 0;
+    rank += x >= lookup_16(of_2, rank) ? 2 : 0;
+    return rank + (x >= lookup_16(of_1, rank) ? 1 : 0);
+  }
+};
 // `count` numbers of B <= 4 bits, a stream of bits, least significant first.
 template <int B>
 FN vu32 load_packed(const u8* p, u32 count) {
-  u32 bit = lane() * B, byte = bit / 8, bytes = (count * B + 7) / 8;
-  u32 pair = (byte < bytes ? p[byte] : 0) | (byte + 1 < bytes ? (u32)p[byte + 1] << 8 : 0);
-  return pair >> bit % 8 & ((1u << B) - 1);
+  if (lane() >= count) return 0;
+  u32 bit = lane() * B, byte = bit / 8, bits = p[byte];
+  if (bit % 8 + B > 8) bits |= (u32)p[byte + 1] << 8;
+  return bits >> bit % 8 & ((1u << B) - 1);
 }
-// Lanes from `count` on must be 0.
-template <int B>
-FN void store_packed(u8* p, vu32 v, u32 count) {
-  v |= shuffle_xor<1>(v) << B;
-  v |= shuffle_xor<2>(v) << 2 * B;
-  v |= shuffle_xor<4>(v) << 4 * B;
-  u32 byte = __shfl_sync(~0u, v, lane() / B * 8 & 31u) >> lane() % B * 8;
-  if (lane() < (count * B + 7) / 8) p[lane()] = (u8)byte;
+// The mirror, of numbers 32 r + lane in v[r] that are 0 from `count` on. Four at a time share the work, one in each byte.
+template <int B, int R>
+FN void store_packed(u8* p, const vu32* v, u32 count) {
+  constexpr u32 ROW = 4 * B;
+#pragma unroll
+  for (int first = 0; first < R; first += 4) {
+    u32 low = 0;
+#pragma unroll
+    for (int q = 0; q < 4 && first + q < R; ++q) low |= v[first + q] << 8 * q;
+    low |= shuffle_xor<1>(low) << B;
+    u32 high = 0, byte = lane() / 2;
+    bool ends = false;
+    if constexpr (B == 3) {
+      // Four numbers are 12 bits, eight three bytes: the first and the second from the lower four, the last from the others.
+      u32 next = shuffle_xor<2>(low);
+      low |= (next & 0x03030303u) << 6;
+      next = next >> 2 & 0x0f0f0f0fu;
+      u32 others = shuffle_xor<4>(low);
+      ends = (lane() & 4) != 0;
+      high = next | (others & 0x0f0f0f0fu) << 4;
+      low = ends ? (low >> 4 & 0x0f0f0f0fu) | next << 4 : low;
+      byte = lane() / 8 * 3 + (ends ? 2 : 0);
+    }
+    bool first_lane_of_byte = (lane() & (B == 3 ? 3 : 1)) == 0;
+#pragma unroll
+    for (int q = 0; q < 4 && first + q < R; ++q) {
+      u32 before = (first + q) * LANES, bytes = count > before ? ((count - before) * B + 7) / 8 : 0;
+      u8* to = p + (first + q) * ROW + byte;
+      if (first_lane_of_byte && byte < bytes) to[0] = (u8)(low >> 8 * q);
+      if (B == 3 && first_lane_of_byte && !ends && byte + 1 < bytes) to[1] = (u8)(high >> 8 * q);
+    }
+  }
 }
