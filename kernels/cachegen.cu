@@ -341,10 +341,3 @@ FN u32 cachegen_decode_any(const Plane& plane, const CacheGenBlock& block, u32 g
     }                                                                                                                  \
   }
 FOR_ELEMENT_TYPES(CACHEGEN_DECODE)
-
-// ------------------------------------------------------------------------------------------- putting streams together
-
-// One warp a run: copy `halves[run]` 16-bit words.
-KERNEL(copy_runs, const u64* from, const u64* to, const u32* halves) {
-  FOR_EACH_WARP(warp) { warp_copy((u16*)to[warp], (const u16*)from[warp], halves[warp]); }
-}

@@ -15,7 +15,7 @@ import pytest
 import kvzip
 from kvzip.codecs import get_codec
 from kvzip.container import Reader
-from kvzip.devices import cuda, cuda_source, get_device
+from kvzip.devices import cuda, cuda_source, get_device, runs
 from kvzip.devices.base import Array, Arrival, Device
 from kvzip.devices.cuda import Cuda
 from kvzip.layouts import map_cache
@@ -40,7 +40,8 @@ KERNEL(probe_xor, const unsigned char* from, unsigned char* to, unsigned count, 
   unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < count) to[i] = from[i] ^ key;
 }
-"""
+""",
+    "runs.cu": cuda_source.sources()["runs.cu"],
 }
 NBYTES = 3000
 
@@ -55,11 +56,25 @@ def schedule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
-    """The device with one small kernel."""
+    """The device with one small kernel, and the one that puts arrays together."""
     monkeypatch.setattr(cuda_source, "sources", lambda: PROBES)
     cuda_source._stems.cache_clear()
     yield cuda_on_emulator()
     cuda_source._stems.cache_clear()
+
+
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of all copies that are begun on their way to the host."""
+    sizes: list[int] = []
+    get = fake_cupy.ndarray.get
+
+    def noted(array: fake_cupy.ndarray, *arguments: Any, blocking: bool = True, **options: Any) -> np.ndarray:
+        sizes.extend([] if blocking else [array.nbytes])
+        return get(array, *arguments, blocking=blocking, **options)
+
+    monkeypatch.setattr(fake_cupy.ndarray, "get", noted)
+    return sizes
 
 
 def numbers(seed: int, nbytes: int = NBYTES) -> np.ndarray:
@@ -107,6 +122,24 @@ def test_many_windows_go_through_whole(gpu: Cuda, ahead: bool) -> None:
     writer.join()
     for number, (source, result) in enumerate(zip(sources, found, strict=True)):
         np.testing.assert_array_equal(result, source ^ 7 ^ number)
+
+
+@pytest.mark.usefixtures("schedule")
+def test_many_arrays_come_in_one_copy(gpu: Cuda, downloads: list[int]) -> None:
+    """Promise: of any size, wherever they lie, and though their memory is others' at once."""
+    places = [(0, 1), (1, 1), (3, 20), (19, 2 * runs.PIECE), (2 * runs.PIECE + 7, 3 * runs.PIECE + 8)]
+    rounds, arrivals = range(4), []
+    for number in rounds:
+        whole = xor(gpu, gpu.to_device(numbers(number, 3 * runs.PIECE + 8)), 1)
+        alone = xor(gpu, gpu.to_device(numbers(number)), 2).view(np.uint16)
+        arrivals.append(gpu.begin_download([*(whole[start:stop] for start, stop in places), alone]))
+        del whole, alone
+    for number, arrive in zip(rounds, arrivals, strict=True):
+        *parts, alone = arrive()
+        expected = numbers(number, 3 * runs.PIECE + 8) ^ 1
+        assert [part.tobytes() for part in parts] == [expected[start:stop].tobytes() for start, stop in places]
+        np.testing.assert_array_equal(alone, (numbers(number) ^ 2).view(np.uint16))
+    assert len(downloads) == len(rounds)
 
 
 @pytest.mark.usefixtures("schedule")
@@ -256,6 +289,15 @@ def restored(device: Device, data: bytes) -> dict[str, bytes]:
     sink = ArraySink(selection.tensors)
     decompress(stored, selection, sink, device=device)
     return {name: array.tobytes() for name, array in sink.arrays.items()}
+
+
+def test_the_sections_of_a_window_come_in_one_copy(downloads: list[int]) -> None:
+    """Promise: however many blocks it has, here two, and sections they."""
+    gpu = cuda_on_emulator()
+    gpu.batch_bytes = WINDOW
+    with Reader.open(io.BytesIO(packed(gpu, "cachegen"))) as reader:
+        assert len(reader.totals.sections) == 4 and len(reader.index) == 2 * len(downloads)
+        assert sum(downloads) >= sum(reader.totals.sections.values())
 
 
 class Watched(CudaOnEmulator):

@@ -14,6 +14,7 @@ from kvzip.codecs.base import Batch
 from kvzip.coding import tables
 from kvzip.coding.sections import corrupt_block
 from kvzip.devices.base import Array, Device
+from kvzip.devices.runs import copy_runs
 
 LANES = 32
 STATE_WORDS = 1 + LANES
@@ -86,13 +87,7 @@ def gather_runs(
     rows = np.arange(len(halves)) * (capacity * 2)
     if from_end:
         rows = rows + (capacity - halves) * 2
-    device.launch(
-        "copy_runs",
-        len(halves),
-        device.to_device((device.address(scratch) + rows).astype(np.uint64)),
-        device.to_device((device.address(joined) + ends[:-1]).astype(np.uint64)),
-        device.to_device(halves.astype(np.uint32)),
-    )
+    copy_runs(device.address(scratch) + rows, device.address(joined) + ends[:-1], halves * 2, device)
     return joined, ends[::per_block]
 
 

@@ -21,6 +21,7 @@ from kvzip.devices.base import OUT_OF_DEVICE_MEMORY, SECTION_PADDING, Array, Arr
 from kvzip.devices.cuda_compile import CompileError, compiled
 from kvzip.devices.cuda_copies import Lane, Prefetched
 from kvzip.devices.cuda_setup import NoGpuError, open_cupy
+from kvzip.devices.runs import gathered
 from kvzip.errors import KvzipError, LimitError, UnsupportedError
 
 BATCH_BYTES = 128 << 20
@@ -178,7 +179,7 @@ class Cuda(Device):
     def to_host(self, array: Array, out: np.ndarray | None = None) -> Any:
         with self.activate():
             source = self._cupy.ascontiguousarray(array)
-            (host,) = self._room_for([source]) if out is None else [out]
+            host = _shaped(self.host_buffer(source.nbytes), source) if out is None else out
             target = _as_target(host, source)
             if source.nbytes:
                 source.get(out=target)
@@ -189,8 +190,14 @@ class Cuda(Device):
     def begin_download(self, arrays: Sequence[Array], out: Sequence[np.ndarray] | None = None) -> Arrival:
         with self.activate():
             sources = [self._cupy.ascontiguousarray(array) for array in arrays]
-            hosts = self._room_for(sources) if out is None else list(out)
-            targets = [_as_target(host, source) for host, source in zip(hosts, sources, strict=True)]
+            if out is None:
+                whole, places = gathered(sources, self)
+                room = self.host_buffer(whole.nbytes)
+                hosts = [_shaped(room[place], source) for place, source in zip(places, sources, strict=True)]
+                sources, targets = [whole], [room]
+            else:
+                hosts = list(out)
+                targets = [_as_target(host, source) for host, source in zip(hosts, sources, strict=True)]
 
             def copy(stream: Any) -> None:
                 for source, target in zip(sources, targets, strict=True):
@@ -207,15 +214,6 @@ class Cuda(Device):
             return hosts
 
         return arrive
-
-    def _room_for(self, sources: Sequence[Array]) -> list[np.ndarray]:
-        """Host arrays of the same shapes and dtypes, in one buffer."""
-        starts = _places([source.nbytes for source in sources])
-        packed = self.host_buffer(starts[-1])
-        return [
-            packed[start : start + source.nbytes].view(source.dtype).reshape(source.shape)
-            for start, source in zip(starts, sources, strict=False)
-        ]
 
     def host_buffer(self, nbytes: int) -> np.ndarray:
         """Pinned memory, which the GPU reads and writes by itself at the full rate of its bus; pooled."""
@@ -332,8 +330,13 @@ def _as_target(out: np.ndarray, source: Array) -> np.ndarray:
     """Host memory as what an array of the device can be copied to."""
     if not out.flags.c_contiguous:
         raise ValueError(f"cannot copy into an array that is not C-contiguous, of strides {out.strides}")
-    target: np.ndarray = _plain(out).view(source.dtype).reshape(source.shape)
-    return target
+    return _shaped(_plain(out), source)
+
+
+def _shaped(host: np.ndarray, source: Array) -> np.ndarray:
+    """Host memory of as many bytes with the shape and dtype of an array of the device."""
+    shaped: np.ndarray = host.view(source.dtype).reshape(source.shape)
+    return shaped
 
 
 def _span(hosts: Sequence[np.ndarray]) -> tuple[np.ndarray, list[slice]] | None:
