@@ -284,11 +284,10 @@ class Cache:
         if out is not None:
             target = target_array(out, (stop - start, plane.heads, plane.head_dim), plane.dtype, self._device)
         here = target if isinstance(target, self._device.xp.ndarray) else None
-        array = decode_plane(self._stored, plane.index, start, stop, self._device, here)
+        numbers = decode_plane(self._stored, plane.index, start, stop, self._device, here)
         if here is not None:
             self._device.synchronize()
             return out
-        numbers = np.asarray(self._device.to_host(array)).view(plane.dtype)
         if target is None:
             return _like(numbers, self._like)
         target[...] = numbers

@@ -73,8 +73,7 @@ def compare(
             for plane, original in zip(slab.planes, _read(reference, slab), strict=True):
                 if plane.index in ours:
                     found = ours[plane.index]
-                    restored = decode_plane(stored, found.index, slab.start, slab.stop, device, notice=short)
-                    values = np.asarray(device.to_host(restored)).view(found.dtype)
+                    values = decode_plane(stored, found.index, slab.start, slab.stop, device, notice=short)
                     tally.add(
                         Block((found,), slab.start, slab.stop), [differences(original, values.reshape(original.shape))]
                     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from math import prod
 from typing import TypeGuard
 
 import numpy as np
 
-from kvzip.cache import Plane
+from kvzip.cache import Block, Plane
 from kvzip.container import Frame, StreamReader
 from kvzip.devices.base import Array, Device
 from kvzip.layouts import Origin, Restriction
@@ -141,30 +142,41 @@ def decode_plane(
     out: Array | None = None,
     notice: Notice = ignore,
 ) -> Array:
-    """Tokens ``start:stop`` of the file's plane of that index, ``[tokens, heads, head_dim]``, on the device.
+    """Tokens ``start:stop`` of the file's plane of that index, ``[tokens, heads, head_dim]`` in its dtype, on the host.
 
-    They are decoded to ``out``, a device array of that shape with a contiguous last axis, if it is given. ``notice`` is
-    told when the device is short of memory.
+    Or in ``out``, if it is given: a device array of that shape with a contiguous last axis, which is returned when what
+    fills it has been launched. ``notice`` is told when the device is short of memory.
     """
-    found = stored.header.planes[plane]
-    dtype = stored_dtype(found.dtype, device)
-    with memory_limit(), device.activate():
-        array = device.xp.empty((stop - start, found.heads, found.head_dim), dtype) if out is None else out.view(dtype)
-
-    def pieces(index: int, low: int, high: int) -> list[Piece]:
-        low, high = max(low, start), min(high, stop)
-        return [Piece(low, high, array[low - start : high - start])] if index == plane and low < high else []
-
-    def decode(work: Work[Frame]) -> None:
-        decode_frames(load_frames(work.items, device)(), stored.codecs, pieces, device)
-
-    wants = [Want(stored.header.group_of[plane], start, stop)] if start < stop else []
+    header, found = stored.header, stored.header.planes[plane]
+    group, dtype = header.group_of[plane], stored_dtype(found.dtype, device)
     frames = FileFrames(stored.file, stored.codecs, device.host_buffer)
-    with device.activate():
-        for some in frames.chunks(wants, device.batch_bytes):
-            for _ in fitted(Work(some), decode, device, notice):
+    if (whole := out) is None:
+        shape = (stop - start, found.heads, found.head_dim)
+        with memory_limit():
+            whole = device.host_buffer(prod(shape) * found.itemsize).view(found.dtype).reshape(shape)
+    in_place = out is not None or device.xp is np
+
+    def decode(work: Work[Block]) -> None:
+        low, high = work.items[0].start, work.items[-1].stop
+        part = whole[low - start : high - start]
+        array = part.view(dtype) if in_place else device.xp.empty(part.shape, dtype)
+
+        def pieces(index: int, first: int, last: int) -> list[Piece]:
+            first, last = max(first, low), min(last, high)
+            return [Piece(first, last, array[first - low : last - low])] if index == plane and first < last else []
+
+        for some in frames.chunks([Want(group, low, high)], device.batch_bytes):
+            decode_frames(load_frames(some, device)(), stored.codecs, pieces, device)
+        if not in_place:
+            device.to_host(array, part)
+
+    if start < stop:
+        entries = frames.entries([Want(group, start, stop)])
+        runs = sorted((max(entry.block.start, start), min(entry.block.stop, stop)) for entry in entries)
+        with device.activate():
+            for _ in fitted(Work([Block((found,), low, high) for low, high in runs]), decode, device, notice):
                 pass
-    return array
+    return whole
 
 
 def verify(

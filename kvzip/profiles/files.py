@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Literal, overload
 
 import numpy as np
 
@@ -127,8 +127,8 @@ def _open_stored(path: str, notice: Notice) -> list[CacheFile]:
 
         def read(plane: Plane, number: int = number) -> np.ndarray:
             with open_stored(path, number) as stored:
-                array: Any = decode_plane(stored, plane.index, 0, plane.tokens, device)
-            return np.asarray(device.to_host(array)).view(plane.dtype)
+                array: np.ndarray = decode_plane(stored, plane.index, 0, plane.tokens, device)
+            return array
 
         found += _sequences(path, header.planes, read)
     return found
