@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,7 +21,10 @@ from kvzip.devices.base import Device
 from kvzip.devices.cuda import Cuda
 from kvzip.errors import LimitError
 from kvzip.layouts import map_cache
+from kvzip.lmcache.convert import export_cache, import_files
+from kvzip.lmcache.fp8 import Geometry
 from kvzip.pipeline import StoredCache, assign, compress, decompress
+from kvzip.pipeline.encoding import ignore
 from kvzip.tensorfile import ArraySink, from_arrays, open_tensors
 from tests.emulator import fake_cupy
 from tests.emulator.devices import cuda_on_emulator
@@ -114,6 +117,33 @@ def test_a_plane_comes_in_smaller_batches(codec: Codec) -> None:
             np.testing.assert_array_equal(found if target is None else gpu.to_host(found), expected)
         with _room(gpu, 2000), pytest.raises(LimitError, match="out of memory on cuda:0"):
             cache.key(0, (10, 500))
+
+
+@pytest.mark.parametrize("file_format", ["cachegen", "fp8-e4m3fn", "turboquant"])
+def test_lmcaches_files_are_made_and_read_in_smaller_batches(file_format: str) -> None:
+    """Promise: import and export make the same bytes with less memory than the cache takes, and say so."""
+    cpu, gpu = get_device("cpu"), cuda_on_emulator()
+    kv = _numbers(8, 2, 256, 2, 32).astype("bfloat16")
+    stored = kvzip.compress({"kv_chunk": kv}, codec="lossless", layout="lmcache-blob", device=cpu)
+    geometry = None if file_format == "cachegen" else Geometry(8, 256, 2, 32)
+
+    def exported(device: Device, notice: Callable[[str], None] = ignore) -> bytes:
+        with kvzip.open(stored, device=cpu) as cache:
+            return export_cache(cache, file_format=file_format, device=device, notice=notice)
+
+    def imported(device: Device, notice: Callable[[str], None] = ignore) -> bytes:
+        files = [("file", exported(cpu))]
+        made = import_files(files, None, file_format=file_format, geometry=geometry, device=device, notice=notice)
+        assert isinstance(made, bytes)
+        return made
+
+    for convert in (exported, imported):
+        expected = convert(cpu)
+        assert convert(gpu) == expected
+        with _room(gpu, kv.nbytes // 3):
+            told: list[str] = []
+            assert convert(gpu, told.append) == expected
+            assert set(told) == {f"too little free memory on {gpu}: going on in smaller batches"}
 
 
 def test_nothing_is_kept_for_a_plane_that_is_gone() -> None:

@@ -37,6 +37,7 @@ def import_files(
     coder: str = "rans",
     preset: str | None = None,
     device: Device,
+    notice: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> Any:
     """One ``.kvz`` of some LMCache files, whose tokens follow each other. What comes back is what LMCache decodes.
@@ -57,7 +58,7 @@ def import_files(
         UsageError: files that do not belong together, bins that do not fit, a missing geometry.
     """
     if file_format == "cachegen":
-        parts = [_read_cachegen(name, data, k_bins, v_bins, device) for name, data in files]
+        parts = [_read_cachegen(name, data, k_bins, v_bins, device, notice) for name, data in files]
         layers = len(parts[0])
         keys, values = _bins(layers, k_bins, v_bins)
         codec: Codec = CacheGen(k_bins=_runs(keys), v_bins=_runs(values), sinks=0, coder=coder)
@@ -67,7 +68,7 @@ def import_files(
         raise UsageError(f"{file_format} files do not say how the cache is shaped: give its shape", code="no-shape")
     elif file_format == "turboquant":
         stock = _turboquant(preset)
-        read = [read_codes(data, stock, geometry, device, name) for name, data in files]
+        read = [read_codes(data, stock, geometry, device, name, notice) for name, data in files]
         parts = [part for part, _ in read]
         codec = KeptCodes(stock, geometry.layers, join_codes([codes for _, codes in read]))
     else:
@@ -75,8 +76,9 @@ def import_files(
         parts = [fp8.read_fp8(data, dtype, geometry, name) for name, data in files]
         codec = Fp8(dtype=dtype)
     return api.compress(
-        {TENSOR: _join(files, parts)}, target, codec=codec, layout="lmcache-blob", device=device, **options
-    )
+        {TENSOR: _join(files, parts)}, target,
+        codec=codec, layout="lmcache-blob", device=device, notice=notice, **options,
+    )  # fmt: skip
 
 
 def export_cache(
@@ -106,13 +108,13 @@ def export_cache(
         codes = codes_of(cache, stock, tokens)
         if codes is None and cache.statistics:
             notice(f"the codes are not those of LMCache's {stock.preset}: they are quantized a second time")
-        return write_turboquant(kv, stock, device, codes)
+        return write_turboquant(kv, stock, device, codes, notice)
     if file_format != "cachegen":
-        return fp8.write_fp8(kv, fp8.FORMATS[file_format], device)
+        return fp8.write_fp8(kv, fp8.FORMATS[file_format], device, notice)
     keys, values = _bins(len(kv), k_bins, v_bins)
     if told := _second_loss(cache, keys, values):
         notice(told)
-    return write_blob(cachegen.encode(device.to_device(kv), keys, values, device))
+    return write_blob(cachegen.encode(kv, keys, values, device, notice))
 
 
 def _turboquant(preset: str | None) -> TurboQuant:
@@ -121,10 +123,12 @@ def _turboquant(preset: str | None) -> TurboQuant:
     return codec
 
 
-def _read_cachegen(name: str, data: bytes, k_bins: str | None, v_bins: str | None, device: Device) -> np.ndarray:
+def _read_cachegen(
+    name: str, data: bytes, k_bins: str | None, v_bins: str | None, device: Device, notice: Callable[[str], None]
+) -> np.ndarray:
     blob = read_blob(data, name)
     keys, values = _bins(blob.layers, k_bins, v_bins)
-    kv, lost = cachegen.decode_checked(blob, keys, values, device)
+    kv, lost = cachegen.decode_checked(blob, keys, values, device, notice)
     if lost.any():
         plane, token = np.argwhere(lost)[0].tolist()
         which, layer = divmod(plane, blob.layers)
@@ -133,7 +137,7 @@ def _read_cachegen(name: str, data: bytes, k_bins: str | None, v_bins: str | Non
             f"{(keys, values)[which][layer]} bins; say with which bins the file was written (k_bins, v_bins)",
             code="lmcache-symbols",
         )
-    return np.asarray(device.to_host(kv))
+    return kv
 
 
 def _bins(layers: int, k_bins: str | None, v_bins: str | None) -> tuple[list[int], list[int]]:

@@ -8,11 +8,13 @@ from math import prod
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
 import numpy as np
 
-from kvzip.cache import Block, Plane
-from kvzip.codecs.base import Batch
+from kvzip.cache import Block
 from kvzip.codecs.fp8 import LARGEST, Fp8
 from kvzip.devices.base import Device
 from kvzip.errors import CorruptError, UsageError
+from kvzip.lmcache import planes
+from kvzip.pipeline.encoding import ignore
+from kvzip.pipeline.steps import Notice
 
 FORMATS = {f"fp8-{dtype.removeprefix('float8_')}": dtype for dtype in LARGEST}
 """What the command line calls the two types."""
@@ -56,12 +58,16 @@ def read_fp8(data: bytes, dtype: str, geometry: Geometry, what: str = "the file"
     return np.ascontiguousarray(codes.astype(np.dtype(geometry.dtype)).swapaxes(0, 1))
 
 
-def write_fp8(kv: np.ndarray, dtype: str, device: Device) -> bytes:
-    """The bytes that LMCache's fp8 serde makes of ``[layers, 2, tokens, heads, head_dim]``."""
-    layers, _, tokens, heads, head_dim = kv.shape
-    plane = Plane(0, 0, "key", tokens, heads, head_dim, kv.dtype.name)
-    codec, block, parts = Fp8(dtype=dtype), Block((plane,), 0, tokens), []
-    for which in (0, 1):
-        batch = Batch([block] * layers, [device.to_device(kv[layer, which]) for layer in range(layers)])
-        parts += [bytes(device.to_host(encoded.sections["DATA"])) for encoded in codec.encode(batch, device)]
-    return b"".join(parts)
+def write_fp8(kv: np.ndarray, dtype: str, device: Device, notice: Notice = ignore) -> bytes:
+    """The bytes that LMCache's fp8 serde makes of ``[layers, 2, tokens, heads, head_dim]``.
+
+    ``notice`` is told when the device is short of memory.
+    """
+    codec = Fp8(dtype=dtype)
+
+    def code(blocks: list[Block]) -> list[np.ndarray]:
+        encoded = codec.encode(planes.upload(kv, blocks, device), device)
+        return device.to_host_all([one.sections["DATA"] for one in encoded])
+
+    parts = planes.in_parts(planes.blocks_of(kv), code, device, notice)
+    return b"".join([codes.data for part in parts for codes in part])

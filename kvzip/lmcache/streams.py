@@ -5,6 +5,8 @@ Symbols are uint8 ``[planes, rows, groups * 32]`` on the device, ``rows`` at lea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvzip.coding import range_coder
@@ -71,6 +73,26 @@ def decode_symbols(
         if device.to_host(range_coder.decode_streams(blocks, groups, device)).any():
             raise CorruptError(f"chunk {number}: the streams do not fit their lengths", code="lmcache-lengths")
         start += chunk.tokens
+
+
+def join_planes(parts: Sequence[tuple[StreamChunk, ...]]) -> tuple[StreamChunk, ...]:
+    """The chunks of all planes, of those of planes that follow each other."""
+    return tuple(
+        StreamChunk(
+            np.concatenate([chunk.streams for chunk in chunks]),
+            np.concatenate([chunk.lengths for chunk in chunks]),
+            chunks[0].tokens,
+        )
+        for chunks in zip(*parts, strict=True)
+    )
+
+
+def cut_planes(chunk: StreamChunk, planes: slice) -> StreamChunk:
+    """The mirror: what a chunk has of some planes."""
+    ends = np.cumsum(chunk.lengths.sum(axis=1, dtype=np.int64))
+    lengths = chunk.lengths[planes]
+    stop = int(ends[planes][-1])
+    return StreamChunk(chunk.streams[stop - int(lengths.sum(dtype=np.int64)) : stop], lengths, chunk.tokens)
 
 
 def _describe(symbols: Array, start: int, count: int, channels: int, device: Device) -> np.ndarray:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import numpy as np
 
 from kvzip.cache import Block, Plane
-from kvzip.codecs.base import Batch
 from kvzip.codecs.turboquant import TurboQuant
 from kvzip.codecs.turboquant.rotation import MAX_HEAD_DIM
-from kvzip.devices.base import Array, Device
+from kvzip.devices.base import SECTION_PADDING, Array, Device
 from kvzip.errors import CorruptError, UsageError
+from kvzip.lmcache import planes
 from kvzip.lmcache.fp8 import Geometry
+from kvzip.pipeline.encoding import ignore
+from kvzip.pipeline.steps import Notice
 
 PARTS = (("DATA", 0), ("NORM", 0), ("DATA", 1), ("SCAL", 1))
 """The sections of a slot and whether they are of the key (0) or the value (1); an fp8 key has no NORM."""
@@ -27,16 +29,19 @@ Codes = dict[tuple[int, int], dict[str, np.ndarray]]
 """What slots hold, by layer and key (0) or value (1): each section, uint8 ``[tokens, heads, bytes]``."""
 
 
-def write_turboquant(kv: np.ndarray, codec: TurboQuant, device: Device, codes: Codes | None = None) -> bytes:
+def write_turboquant(
+    kv: np.ndarray, codec: TurboQuant, device: Device, codes: Codes | None = None, notice: Notice = ignore
+) -> bytes:
     """The object that LMCache makes of ``[layers, 2, tokens, heads, head_dim]`` with the options of ``codec``.
 
     Its ``tuned`` does not matter. Rows with NaN, Inf or beyond fp16 are as broken as LMCache has them. Where ``codes``
-    are given, slots are made of them, and ``kv`` has to hold only the layers that stay raw.
+    are given, slots are made of them, and ``kv`` has to hold only the layers that stay raw. ``notice`` is told when the
+    device is short of memory.
     """
     layers, _, tokens, heads, head_dim = kv.shape
     between = layers_between(codec, layers)
     parts = slot_parts(codec, layers, head_dim)
-    codes = _encode(kv, codec, device) if codes is None else codes
+    codes = _encode(kv, codec, device, notice) if codes is None else codes
     slots = np.zeros(_slots_shape(codec, layers, tokens, heads, head_dim), np.uint8)
     for layer, slot in zip(between, slots, strict=True):
         at = 0
@@ -58,7 +63,12 @@ def read_turboquant(
 
 
 def read_codes(
-    data: bytes, codec: TurboQuant, geometry: Geometry, device: Device, what: str = "the file"
+    data: bytes,
+    codec: TurboQuant,
+    geometry: Geometry,
+    device: Device,
+    what: str = "the file",
+    notice: Notice = ignore,
 ) -> tuple[np.ndarray, Codes]:
     """As :func:`read_turboquant`; and the codes of the layers that do not stay raw."""
     layers, _, tokens, heads, head_dim = geometry.shape
@@ -82,7 +92,7 @@ def read_codes(
         for tag, which, size in slot_parts(codec, layers, head_dim):
             codes[layer, which][tag] = slot[:tokens, :, at : at + size]
             at += size
-    _decode(kv, codes, codec, device)
+    _decode(kv, codes, codec, device, notice)
     return kv, codes
 
 
@@ -118,48 +128,47 @@ def stock_of(codec: TurboQuant, layers: int) -> TurboQuant:
     return TurboQuant(**{**codec.config(), "tuned": False, "sinks": 0, "layers": layers, "head_dim": None})
 
 
-def _encode(kv: np.ndarray, codec: TurboQuant, device: Device) -> Codes:
-    members, batch = _batch(kv, codec, device)
-    encoded = stock_of(codec, len(kv)).encode(batch, device) if members else []
-    _, _, tokens, heads, _ = kv.shape
-    return {
-        member: {
-            tag: np.asarray(device.to_host(one.sections[tag])).reshape(tokens, heads, size)
-            for tag, which, size in slot_parts(codec, len(kv), kv.shape[-1])
-            if which == member[1]
+def _encode(kv: np.ndarray, codec: TurboQuant, device: Device, notice: Notice) -> Codes:
+    stock, (_, _, tokens, heads, head_dim) = stock_of(codec, len(kv)), kv.shape
+    parts = slot_parts(codec, len(kv), head_dim)
+
+    def code(blocks: list[Block]) -> Codes:
+        encoded = stock.encode(planes.upload(kv, blocks, device), device)
+        return {
+            (layer, which): {
+                tag: np.asarray(device.to_host(one.sections[tag])).reshape(tokens, heads, size)
+                for tag, kind, size in parts
+                if kind == which
+            }
+            for (layer, which), one in zip(map(_member, blocks), encoded, strict=True)
         }
-        for member, one in zip(members, encoded, strict=True)
-    }
+
+    found = planes.in_parts(planes.blocks_of(kv, layers_between(codec, len(kv))), code, device, notice)
+    return {member: sections for part in found for member, sections in part.items()}
 
 
-def _decode(kv: np.ndarray, codes: Codes, codec: TurboQuant, device: Device) -> None:
+def _decode(kv: np.ndarray, codes: Codes, codec: TurboQuant, device: Device, notice: Notice) -> None:
     """Fill the layers between."""
-    members, batch = _batch(kv, codec, device)
-    if not members:
-        return
-    sections = [{tag: _section(part, device) for tag, part in codes[member].items()} for member in members]
-    stock_of(codec, len(kv)).decode(batch, sections, device)
-    for member, array in zip(members, batch.arrays, strict=True):
-        kv[member] = device.to_host(array)
+    stock = stock_of(codec, len(kv))
+
+    def code(blocks: list[Block]) -> None:
+        batch = planes.allot(kv, blocks, device)
+        sections = [{tag: _section(part, device) for tag, part in codes[_member(block)].items()} for block in blocks]
+        stock.decode(batch, sections, device)
+        planes.download(batch, kv, device)
+
+    planes.in_parts(planes.blocks_of(kv, layers_between(codec, len(kv))), code, device, notice)
 
 
 def _section(part: np.ndarray, device: Device) -> Array:
     """On the device, with the readable bytes behind it that codecs ask for."""
-    padded = np.zeros(part.size + 128, np.uint8)[: part.size]
+    padded = np.zeros(part.size + SECTION_PADDING, np.uint8)[: part.size]
     padded.reshape(part.shape)[...] = part
     return device.to_device(padded)
 
 
-def _batch(kv: np.ndarray, codec: TurboQuant, device: Device) -> tuple[list[tuple[int, int]], Batch]:
-    """Keys and values of the layers between; and each one's layer and whether it is a key (0) or a value (1)."""
-    members = [(layer, which) for layer in layers_between(codec, len(kv)) for which in (0, 1)]
-    batch = Batch([])
-    for number, (layer, which) in enumerate(members):
-        _, _, tokens, heads, head_dim = kv.shape
-        plane = Plane(number, layer, ("key", "value")[which], tokens, heads, head_dim, kv.dtype.name)
-        batch.blocks.append(Block((plane,), 0, tokens))
-        batch.arrays.append(device.to_device(kv[layer, which]))
-    return members, batch
+def _member(block: Block) -> tuple[int, int]:
+    return block.plane.layer, planes.KINDS.index(block.plane.kind)
 
 
 def _slots_shape(codec: TurboQuant, layers: int, tokens: int, heads: int, head_dim: int) -> tuple[int, int, int, int]:

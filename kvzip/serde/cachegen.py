@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from kvzip.devices import get_device
 from kvzip.devices.base import Device
 from kvzip.errors import UsageError
@@ -36,7 +34,7 @@ class CacheGenSerializer(Serializer):
                 f"the cache has {len(kv)} layers, the configuration is for {self.cachegen_config.nlayers}",
                 code="bad-layers",
             )
-        return write_blob(cachegen.encode(device.to_device(kv), self.key_bins, self.value_bins, device))
+        return write_blob(cachegen.encode(kv, self.key_bins, self.value_bins, device))
 
 
 class CacheGenDeserializer(Deserializer):
@@ -63,7 +61,7 @@ class CacheGenDeserializer(Deserializer):
                 code="bad-layers",
             )
         kv = cachegen.decode(blob, self.key_bins, self.value_bins, device, numpy_dtype(self.dtype))
-        return like_dtype(np.asarray(device.to_host(kv)), self.dtype)
+        return like_dtype(kv, self.dtype)
 
 
 def _config_of(config: Any, metadata: Any) -> CacheGenConfig:

@@ -43,6 +43,7 @@ class ndarray:  # noqa: N801  (CuPy's name)
 
     def __init__(self, shape: tuple[int, ...], dtype: Any = np.float64, memptr: Memory | None = None) -> None:
         dtype = np.dtype(dtype)
+        assert dtype.isbuiltin == 1, f"CuPy has no {dtype}"
         nbytes = int(np.prod(shape)) * dtype.itemsize
         self._memory = cuda.allocator(nbytes) if memptr is None else memptr
         self._here = self._memory.bytes[:nbytes].view(dtype).reshape(shape)
