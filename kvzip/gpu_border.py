@@ -69,18 +69,50 @@ def target_array(tensor: Any, shape: tuple[int, ...], dtype: str, device: Device
     """The memory of a tensor to decode to: as an array of ``device`` if it lies there, else as a numpy array.
 
     Raises:
-        UsageError: another shape or dtype, a last axis that is not contiguous, or a GPU that ``device`` is not.
+        UsageError: no numpy, torch or CuPy array, another shape or dtype, a device that cannot be reached, or memory
+            that cannot take each number in a place of its own: it is read-only, not aligned, its numbers overlap, or
+            the last axis is not contiguous.
     """
+    array = _memory(tensor, device)
     if tuple(tensor.shape) != shape or dtype_name(tensor) != dtype:
-        raise UsageError(
-            f"out must be {dtype} {list(shape)}, it is {dtype_name(tensor)} {list(tensor.shape)}", code="bad-out"
-        )
-    if is_on_gpu(tensor):
-        if device.xp is np:
-            raise UsageError("out is on a GPU, but the cache was opened with device cpu", code="bad-out")
-        array = device.to_device(tensor)
-    else:
-        array = to_numpy(tensor) if is_torch(tensor) else tensor
+        raise _bad_out(f"out must be {dtype} {list(shape)}, it is {dtype_name(tensor)} {list(tensor.shape)}")
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise _bad_out("out is read-only")
+    if isinstance(array, np.ndarray) and not array.flags.aligned:
+        raise _bad_out(f"out must be aligned, it begins at address {array.ctypes.data}")
     if array.size and array.shape[-1] > 1 and array.strides[-1] != array.itemsize:
-        raise UsageError(f"the last axis of out must be contiguous, its strides are {array.strides}", code="bad-out")
+        raise _bad_out(f"the last axis of out must be contiguous, its strides are {array.strides}")
+    if array.size and _overlaps(array):
+        raise _bad_out(f"numbers of out share memory, its strides are {array.strides}")
     return array
+
+
+def _memory(tensor: Any, device: Device) -> Array:
+    """An array on the memory of a caller's numpy, torch or CuPy array, never a copy. Raises UsageError."""
+    if isinstance(tensor, np.ndarray):
+        return np.asarray(tensor)  # of a subclass the numbers
+    if is_torch(tensor) and tensor.device.type == "cpu":
+        return to_numpy(tensor)
+    if is_torch(tensor) and not (tensor.device.type == "cuda" and is_on_gpu(tensor)):
+        raise _bad_out(f"out is on {tensor.device}: expected the host's memory or an NVIDIA GPU")
+    if device.xp is np and is_on_gpu(tensor):
+        raise _bad_out("out is on a GPU, but the cache was opened with device cpu")
+    if is_torch(tensor):
+        return device.to_device(tensor.detach())
+    if isinstance(tensor, device.xp.ndarray):
+        return device.to_device(tensor)
+    raise _bad_out(f"out must be a numpy, torch or CuPy array, it is a {type(tensor).__name__}")
+
+
+def _overlaps(array: Array) -> bool:
+    """Whether two numbers may share bytes; never so in views of dense arrays."""
+    reach = array.itemsize
+    for step, length in sorted((abs(step), length) for step, length in zip(array.strides, array.shape, strict=True)):
+        if length > 1 and step < reach:
+            return True
+        reach += step * (length - 1)
+    return False
+
+
+def _bad_out(message: str) -> UsageError:
+    return UsageError(message, code="bad-out")

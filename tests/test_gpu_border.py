@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -46,6 +50,10 @@ def test_a_part_is_decoded_to_a_given_tensor(gpu: Cuda, codec: str) -> None:
         expected = cache.key(1, (10, 50))
         host = np.zeros((40, 3, 32), np.float16)
         assert cache.key(1, (10, 50), out=host) is host and host.tobytes() == expected.tobytes()
+        wide = np.zeros((3, 80, 64), np.float16)
+        part = wide[:, -1:-80:-2, :32].transpose(1, 0, 2)[::-1]
+        assert cache.key(1, (10, 50), out=part) is part and part.tobytes() == expected.tobytes()
+        assert np.count_nonzero(wide) == np.count_nonzero(expected)
     with kvzip.open(data, device=gpu) as cache:
         out = gpu.to_device(np.zeros((3, 40, 32), np.float16)).transpose(1, 0, 2)
         assert cache.key(1, (10, 50), out=out) is out
@@ -54,9 +62,47 @@ def test_a_part_is_decoded_to_a_given_tensor(gpu: Cuda, codec: str) -> None:
         assert cache.key(1, (10, 50), out=host) is host and host.tobytes() == expected.tobytes()
 
 
-def test_an_out_that_does_not_fit_is_refused(gpu: Cuda) -> None:
-    """Promise: another shape, dtype, stride or device is an error before anything is decoded."""
+def overlapping(shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    return np.lib.stride_tricks.as_strided(np.zeros(np.prod(shape), np.float16), shape, strides)
+
+
+class Tensor:
+    """A torch tensor on a device that kvzip cannot write to."""
+
+    __module__ = "torch"
+    shape, dtype = (70, 3, 32), "torch.float16"
+
+    def __init__(self, device: str) -> None:
+        self.device = SimpleNamespace(type=device)
+
+
+def test_an_out_that_does_not_fit_is_refused(gpu: Cuda, tmp_path: Path) -> None:
+    """Promise: another shape, dtype, stride, device or kind, and memory that is not to be written, is an error before
+    anything is decoded.
+    """
     data = kvzip.compress(tensors((3, 70, 32)), codec="raw", device="cpu", block_tokens=32)
+    shape, nbytes = (70, 3, 32), 70 * 3 * 32 * 2
+    (tmp_path / "mapped").write_bytes(bytes(nbytes))
+    frozen = bytes(nbytes)
+    bad: list[tuple[Any, str]] = [
+        (np.frombuffer(frozen, np.float16).reshape(shape), "out is read-only"),
+        (np.memmap(tmp_path / "mapped", np.float16, "r", shape=shape), "out is read-only"),
+        (np.frombuffer(bytearray(nbytes + 1), np.float16, offset=1, count=nbytes // 2).reshape(shape), "aligned"),
+        (overlapping(shape, (0, 64, 2)), "share memory"),
+        (overlapping(shape, (64, 64, 2)), "share memory"),
+        (np.zeros(shape, ">f2"), "out must be float16"),
+        ([1], "out must be a numpy, torch or CuPy array, it is a list"),
+        (memoryview(bytearray(nbytes)), "it is a memoryview"),
+        (bytearray(nbytes), "it is a bytearray"),
+        (Tensor("mps"), "out is on "),
+    ]
+    for one in ("cpu", gpu):
+        with kvzip.open(data, device=one) as cache:
+            for out, message in bad:
+                with pytest.raises(UsageError, match=message) as error:
+                    cache.key(0, out=out)
+                assert error.value.code == "bad-out"
+    assert frozen == bytes(nbytes)
     with kvzip.open(data, device="cpu") as cache:
         for out in (np.zeros((69, 3, 32), np.float16), np.zeros((70, 3, 32), np.float32)):
             with pytest.raises(UsageError, match=r"out must be float16 \[70, 3, 32\]"):
