@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+import operator
 import os
+import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from numbers import Integral
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self, overload
 
@@ -39,13 +42,15 @@ _log = logging.getLogger("kvzip")
 
 
 @overload
-def compress(source: PathLike | BinaryIO | TensorSource | Tensors, target: None = None, **options: Any) -> bytes: ...
+def compress(
+    source: PathLike | BinaryIO | bytes | TensorSource | Tensors, target: None = None, **options: Any
+) -> bytes: ...
 @overload
 def compress(
-    source: PathLike | BinaryIO | TensorSource | Tensors, target: PathLike | BinaryIO, **options: Any
+    source: PathLike | BinaryIO | bytes | TensorSource | Tensors, target: PathLike | BinaryIO, **options: Any
 ) -> Report: ...
 def compress(
-    source: PathLike | BinaryIO | TensorSource | Tensors,
+    source: PathLike | BinaryIO | bytes | TensorSource | Tensors,
     target: PathLike | BinaryIO | None = None,
     *,
     codec: str | Codec = "cachegen",
@@ -69,8 +74,8 @@ def compress(
     """Compress a KV cache.
 
     Args:
-        source: a safetensors file, a folder of them, ``"-"``, an open binary stream, or tensors by name (numpy, torch
-            or CuPy). Tensors on a GPU stay on it, if ``device`` is that GPU.
+        source: a safetensors file, a folder of them, ``"-"``, an open binary stream, a file's bytes, or tensors by name
+            (numpy, torch or CuPy). Tensors on a GPU stay on it, if ``device`` is that GPU.
         target: where the ``.kvz`` goes: a path, ``"-"``, or an open binary stream, which stays open. If None, the bytes
             are returned instead of a report.
         codec: a name, a name with options (``"cachegen:level=7"``), or a codec object.
@@ -93,6 +98,11 @@ def compress(
         KvzipError: one of the classes in :mod:`kvzip.errors`; then there is no target file.
         OSError: a file cannot be read or written.
     """
+    _expect(str | Codec, "a name with options, or a codec", codec=codec)
+    _expect(str | Codec | None, "a name with options, or a codec", k_codec=k_codec, v_codec=v_codec)
+    _expect(str | None, "a text", layer_codec=layer_codec, layout=layout)
+    _expect(Integral | None, "a whole number", heads=heads, head_dim=head_dim)
+    _check_block_tokens(block_tokens)
     where = _device(device, threads)
     chosen = Choice.of(codec, k_codec, v_codec, layer_codec, **options)
     with open_source(source, where) as origin, at_random(origin, chosen.studies, notice) as opened:
@@ -100,7 +110,6 @@ def compress(
         for text in cache_map.notices:
             notice(text)
         chosen.check(cache_map.planes)
-        _check_block_tokens(block_tokens)
         assignment = assign(cache_map.planes, chosen, notice, reader(opened, cache_map, where), block_tokens)
         if callable(identity):
             identity = identity(max((plane.tokens for plane in cache_map.planes if plane.kind != "bytes"), default=0))
@@ -156,6 +165,9 @@ def decompress(  # type: ignore[misc]  # the options of the overloads are the on
         KvzipError: one of the classes in :mod:`kvzip.errors`; then there is no target file.
         OSError: a file cannot be read or written.
     """
+    _expect(Integral | None, "a whole number", member=member, level=level)
+    _check_like(like)
+    where = _device(device, threads)
     with offering([profile] if profile is not None else []), open_stored(source, member) as stored:
         check_identity(
             stored.header.identity, expect_model, expect_tokens,
@@ -164,7 +176,6 @@ def decompress(  # type: ignore[misc]  # the options of the overloads are the on
         if level is not None:
             stored.codecs.choose_level(level)
         selection = stored.select(as_range(layers, "layers"), as_range(tokens, "tokens"))
-        where = _device(device, threads)
         if target is None:
             arrays = collect(stored, selection, device=where, notice=notice, progress=progress)
             return {name: _like(array, like) for name, array in arrays.items()}
@@ -201,12 +212,13 @@ class Cache:
         device: str | Device = "auto",
         threads: int | None = None,
     ) -> None:
-        where: Any = io.BytesIO(source) if isinstance(source, (bytes, bytearray, memoryview)) else source
-        self._reader = open_reader(where, member)
+        _expect(Integral | None, "a whole number", member=member)
+        _check_like(like)
+        self._device = _device(device, threads)
+        self._reader = open_reader(source, member)
         try:
             with offering([profile] if profile is not None else []):
                 self._stored = StoredCache(self._reader)
-            self._device = _device(device, threads)
         except BaseException:
             self._reader.close()
             raise
@@ -246,8 +258,8 @@ class Cache:
     def key(self, layer: int, tokens: Cut = None, *, sequence: int = 0, out: Any = None) -> Any:
         """Keys of one layer, ``[tokens, heads, head_dim]`` in their stored dtype. Only the blocks needed are read.
 
-        ``out`` is a tensor of that shape and dtype to decode to (numpy, torch or CuPy, the last axis contiguous); it is
-        returned. On the GPU of ``device`` it is filled where it lies.
+        ``out`` is a writable tensor of that shape and dtype to decode to (numpy, torch or CuPy, the last axis
+        contiguous); it is returned. On the GPU of ``device`` it is filled where it lies.
         """
         return self._read("key", layer, tokens, sequence, out)
 
@@ -266,6 +278,7 @@ class Cache:
         return {name: _like(array, self._like) for name, array in arrays.items()}
 
     def _read(self, kind: Kind, layer: int, tokens: Cut, sequence: int, out: Any) -> Any:
+        _expect(Integral, "a whole number", layer=layer, sequence=sequence)
         plane = self._planes.get((kind, layer, sequence))
         if plane is None:
             raise UsageError(
@@ -311,6 +324,7 @@ class Cache:
         self._reader.close()
 
     def __enter__(self) -> Self:
+        self._reader.source.check_open()
         return self
 
     def __exit__(
@@ -323,23 +337,55 @@ def as_range(cut: Cut, name: str) -> range | None:
     """What a caller names of ``layers`` or ``tokens`` as a range; an open end reaches as far as there is anything."""
     if cut is None:
         return None
-    if isinstance(cut, int):
-        cut = (cut, cut + 1)
-    if isinstance(cut, tuple):
-        cut = slice(*cut)
-    start, stop = cut.start or 0, sys.maxsize if cut.stop is None else cut.stop
-    if start < 0 or stop < start or cut.step not in (None, 1):
-        raise UsageError(f"{name} must be a range from 0 up, in steps of 1, got {cut}", code="bad-range")
+    try:
+        start, stop, step = _edges(cut)
+        start, stop = operator.index(start or 0), sys.maxsize if stop is None else operator.index(stop)
+    except (TypeError, ValueError):
+        start, stop, step = -1, -1, None
+    if start < 0 or stop < start or step not in (None, 1):
+        raise UsageError(
+            f"{name} must be a range or slice from 0 up in steps of 1, a pair of numbers, or one, "
+            f"got {reprlib.repr(cut)}",
+            code="bad-range",
+        )
     return range(start, stop)
 
 
+def _edges(cut: range | slice | tuple[int, int] | int) -> tuple[Any, Any, Any]:
+    """Start, stop and step. Raises TypeError or ValueError for what names no range."""
+    if isinstance(cut, (range, slice)):
+        return cut.start, cut.stop, cut.step
+    if isinstance(cut, tuple):
+        start, stop = cut
+        return start, stop, None
+    return cut, operator.index(cut) + 1, None
+
+
 def _device(device: str | Device, threads: int | None) -> Device:
-    return device if isinstance(device, Device) else get_device(device, threads)
+    if isinstance(device, Device):
+        return device
+    if not isinstance(device, str):
+        raise UsageError(f"device must be a name or a device, got {reprlib.repr(device)}", code="unknown-device")
+    _expect(Integral | None, "a whole number", threads=threads)
+    return get_device(device, threads)
 
 
 def _check_block_tokens(block_tokens: int) -> None:
+    _expect(Integral, "a whole number", block_tokens=block_tokens)
     if not 1 <= block_tokens < 1 << 32:
         raise UsageError(f"block_tokens must be from 1 to {(1 << 32) - 1}, got {block_tokens}", code="bad-block-tokens")
+
+
+def _check_like(like: Like) -> None:
+    if like not in ("numpy", "torch"):
+        raise UsageError(f"like must be 'numpy' or 'torch', got {reprlib.repr(like)}", code="bad-argument")
+
+
+def _expect(kind: Any, what: str, **arguments: Any) -> None:
+    """Refuse arguments that are not of a kind: mistakes are to be told where they were made."""
+    for name, value in arguments.items():
+        if not isinstance(value, kind):
+            raise UsageError(f"{name} must be {what}, got {reprlib.repr(value)}", code="bad-argument")
 
 
 def _like(array: np.ndarray, like: Like) -> Any:

@@ -32,8 +32,7 @@ def open_stored(source: PathLike | BinaryIO | bytes, member: int | None = None) 
     ``member`` tells which of several concatenated caches is meant; without it there must be one. Raises ``UsageError``
     if there are more, or fewer.
     """
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        source = io.BytesIO(source)
+    source = _readable(source, "a path, a binary stream or bytes")
     if isinstance(source, (str, os.PathLike)) and str(source) != "-":
         if Path(source).is_fifo():
             with Path(source).open("rb") as fifo:
@@ -49,9 +48,9 @@ def open_stored(source: PathLike | BinaryIO | bytes, member: int | None = None) 
         yield from _stream_member(stream, "standard input" if stream is sys.stdin.buffer else None, member)
 
 
-def open_reader(source: PathLike | BinaryIO, member: int | None = None) -> Reader:
-    """A random reader of one member of a path or a seekable stream; see :func:`open_stored`."""
-    reader = Reader.open(source)
+def open_reader(source: PathLike | BinaryIO | bytes, member: int | None = None) -> Reader:
+    """A random reader of one member of a path, a seekable stream or bytes; see :func:`open_stored`."""
+    reader = Reader.open(_readable(source, "a path, a binary stream or bytes"))
     try:
         _check_members(reader.source.name, len(reader.members), member)
         return reader.member(member) if member else reader
@@ -94,6 +93,7 @@ def open_restored(
 ) -> Iterator[TensorSink]:
     """A sink for ``files``: a path is written as :mod:`kvzip.output` says, as a folder where the files have paths."""
     if not isinstance(target, (str, os.PathLike)):
+        _check_stream(target, "target", "write")
         place: Any = nullcontext(target)
     elif any(file.path for file in files) and str(target) not in STDOUT:
         place = create_folder(target, force=force, sync=sync, sources=_paths(source))
@@ -105,23 +105,22 @@ def open_restored(
 
 @contextmanager
 def open_source(
-    source: PathLike | BinaryIO | TensorSource | Tensors, device: Device | None = None
+    source: PathLike | BinaryIO | bytes | TensorSource | Tensors, device: Device | None = None
 ) -> Iterator[TensorSource]:
     """Tensors to compress, from wherever a caller has them; those on a GPU stay there if ``device`` is one."""
     if isinstance(source, TensorSource):
+        _check_not_closed(source, "source")
         yield source
-    elif (
-        isinstance(source, Mapping)
-        and device is not None
-        and device.xp is not np
-        and any(map(is_on_gpu, source.values()))
-    ):
-        yield GpuSource(source, device)
     elif isinstance(source, Mapping):
-        arrays = {name: to_numpy(value) if is_torch(value) else np.asarray(value) for name, value in source.items()}
-        yield from_arrays(arrays)
+        stay = device is not None and device.xp is not np
+        tensors = {name: each if stay and is_on_gpu(each) else _array(name, each) for name, each in source.items()}
+        if device is not None and any(map(is_on_gpu, tensors.values())):
+            yield GpuSource(tensors, device)
+        else:
+            yield from_arrays(tensors)
     else:
-        with open_tensors(Path(source) if isinstance(source, os.PathLike) else source) as opened:
+        readable = _readable(source, "a path, a binary stream, bytes or tensors by name")
+        with open_tensors(Path(readable) if isinstance(readable, os.PathLike) else readable) as opened:
             yield opened
 
 
@@ -136,7 +135,42 @@ def open_target(target: PathLike | BinaryIO | None, source: Any, *, force: bool,
         with create_file(target, force=force, sync=sync, sources=paths, like=like) as stream:
             yield cast(BinaryIO, stream)
     else:
+        _check_stream(target, "target", "write")
         yield target
+
+
+def _readable(source: Any, kinds: str) -> PathLike | BinaryIO:
+    """A path, or a binary stream, also of bytes. Raises ``UsageError``, naming ``kinds``, for what is neither."""
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return io.BytesIO(source)
+    if not isinstance(source, (str, os.PathLike)):
+        _check_stream(source, "source", "readinto", kinds)
+    return cast(PathLike | BinaryIO, source)
+
+
+def _check_stream(stream: Any, what: str, method: str, kinds: str = "a path or a binary stream") -> None:
+    """Raise ``UsageError`` for what is no open stream of bytes."""
+    if isinstance(stream, io.TextIOBase) or not hasattr(stream, method):
+        raise UsageError(f"the {what} must be {kinds}, got {type(stream).__name__}", code="bad-argument")
+    _check_not_closed(stream, what)
+
+
+def _check_not_closed(given: Any, what: str) -> None:
+    if getattr(given, "closed", False):
+        raise UsageError(f"the {what} is closed: {getattr(given, 'name', given)}", code="closed")
+
+
+def _array(name: Any, tensor: Any) -> np.ndarray:
+    """A tensor on the host, in this machine's byte order. Raises ``UsageError`` for what is none, or has no name."""
+    if not isinstance(name, str):
+        raise UsageError(f"tensors have names that are texts, not {name!r}", code="bad-argument")
+    if is_on_gpu(tensor) and not is_torch(tensor):
+        raise UsageError(f"{name!r} is on a GPU, the device is the CPU: bring it to the host", code="bad-argument")
+    try:
+        array = to_numpy(tensor) if is_torch(tensor) else np.asarray(tensor)
+    except ValueError as error:
+        raise UsageError(f"{name!r} is no tensor: {error}", code="bad-argument") from error
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
 def _paths(source: Any) -> list[PathLike]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import safetensors.numpy
 
 import kvzip
 from kvzip.errors import CorruptError, KvzipError, RefusedError, UsageError
+from kvzip.tensorfile import open_tensors
 
 LAYERS, HEADS, TOKENS, DIM = 3, 2, 150, 16
 
@@ -127,6 +129,96 @@ def test_only_the_blocks_needed_are_read(tmp_path: Path) -> None:
         assert cache.value(1, (64, 96)).shape[0] == 32
         with pytest.raises(CorruptError, match=r"layer 1 key, tokens 64:96"):
             cache.key(1, (64, 65))
+
+
+def test_a_closed_cache_reads_nothing(tmp_path: Path) -> None:
+    """Not even where the number of its descriptor is another file's by now."""
+    arrays = tensors("float16")
+    kvzip.compress(arrays, tmp_path / "one.kvz", codec="raw", block_tokens=32)
+    kvzip.compress(tensors("float16", 20), tmp_path / "other.kvz", codec="raw")
+    with (tmp_path / "one.kvz").open("rb") as file:
+        caches = [kvzip.open(each) for each in (tmp_path / "one.kvz", (tmp_path / "one.kvz").read_bytes(), file)]
+        assert all(cache.key(0).shape == (TOKENS, HEADS, DIM) for cache in caches)
+        for cache in caches[:2]:
+            cache.close()
+    # The third cache's file was closed by whom it belongs to.
+    others = [(tmp_path / "other.kvz").open("rb") for _ in range(4)]
+    for cache in caches:
+        for use in (partial(cache.key, 0), cache.tensors, cache.__enter__):
+            with pytest.raises(UsageError, match="the cache is closed") as error:
+                use()
+            assert error.value.code == "closed"
+        cache.close()
+    for other in others:
+        other.close()
+    source = open_tensors(write(tmp_path / "kv.safetensors", arrays))
+    source.close()
+    for call, closed in ((kvzip.open, others[0]), (kvzip.decompress, others[0]), (kvzip.compress, source)):
+        with pytest.raises(UsageError, match="the source is closed"):
+            call(closed)
+
+
+@pytest.fixture(scope="module")
+def packed() -> bytes:
+    """20 tokens of float16."""
+    return kvzip.compress(tensors("float16", 20), codec="raw", block_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        *(({"tokens": cut}, "bad-range") for cut in ("0:4", 1.5, (3,), (1, 2, 1), [0, 4], slice(0, 2.5), {})),
+        *(({"like": like}, "bad-argument") for like in ("foo", "cupy", None)),
+        *(({"device": device}, "unknown-device") for device in (None, 0, "gpu")),
+        ({"threads": "2"}, "bad-argument"),
+        ({"member": "0"}, "bad-argument"),
+        ({"level": 0.0}, "bad-argument"),
+        ({"target": b"path"}, "bad-argument"),
+        ({"target": io.StringIO()}, "bad-argument"),
+        *(({"source": source}, "bad-argument") for source in (None, 3, {"x": 1}, io.StringIO())),
+    ],
+)
+def test_arguments_of_another_kind_are_named(packed: bytes, arguments: dict[str, Any], code: str) -> None:
+    with pytest.raises(UsageError) as error:
+        kvzip.decompress(**{"source": packed, **arguments})
+    assert error.value.code == code
+    assert any(name in str(error.value) for name in arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ({"source": None}, "source"),
+        ({"source": {0: np.zeros(3)}}, "0"),
+        ({"source": {"x": [[1, 2], [3]]}}, "'x'"),
+        ({"target": 3}, "target"),
+        ({"codec": None}, "codec"),
+        ({"k_codec": 3}, "k_codec"),
+        ({"layout": 3}, "layout"),
+        ({"heads": "2"}, "heads"),
+        ({"block_tokens": 1.5}, "block_tokens"),
+        ({"device": None}, "device"),
+    ],
+)
+def test_compress_names_arguments_of_another_kind(arguments: dict[str, Any], word: str) -> None:
+    with pytest.raises(UsageError, match=word):
+        kvzip.compress(**{"source": tensors("float16", 20), **arguments})
+
+
+def test_numpys_numbers_and_the_bytes_of_a_file_are_as_good_as_pythons_and_a_stream(packed: bytes) -> None:
+    arrays = tensors("float16", 20)
+    part = kvzip.decompress(packed, tokens=np.int64(3))
+    assert part["layers.0.key"].tobytes() == arrays["layers.0.key"][:, 3:4].tobytes()
+    raw = safetensors.numpy.save(arrays)
+    expected = kvzip.compress(io.BytesIO(raw))
+    for data in (raw, bytearray(raw), memoryview(raw)):
+        assert kvzip.compress(data) == expected
+
+
+def test_numbers_of_another_byte_order_are_the_same_numbers() -> None:
+    arrays = tensors("float16", 20)
+    swapped = {name: array.astype(array.dtype.newbyteorder(">")) for name, array in arrays.items()}
+    assert kvzip.compress(swapped, codec="raw") == kvzip.compress(arrays, codec="raw")
 
 
 def test_a_lossy_file_records_the_errors_that_it_caused() -> None:

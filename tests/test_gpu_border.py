@@ -76,6 +76,11 @@ class Tensor:
         self.device = SimpleNamespace(type=device)
 
 
+def test_tensors_on_the_gpu_are_not_for_the_cpu(gpu: Cuda) -> None:
+    with pytest.raises(UsageError, match=r"'layers.0.key' is on a GPU"):
+        kvzip.compress({"layers.0.key": gpu.to_device(np.zeros((3, 70, 32), np.float16))}, device="cpu")
+
+
 def test_an_out_that_does_not_fit_is_refused(gpu: Cuda, tmp_path: Path) -> None:
     """Promise: another shape, dtype, stride, device or kind, and memory that is not to be written, is an error before
     anything is decoded.

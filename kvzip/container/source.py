@@ -16,6 +16,7 @@ class Source:
     def __init__(self, source: str | os.PathLike[str] | BinaryIO) -> None:
         self._lock = threading.Lock()
         self._owned = isinstance(source, str | os.PathLike)
+        self._closed = False
         self._file = io.FileIO(os.fspath(source)) if isinstance(source, str | os.PathLike) else source
         self.name = str(getattr(self._file, "name", "the stream"))
         if not self._file.seekable():
@@ -42,7 +43,16 @@ class Source:
                 )
             done += count
 
+    def check_open(self) -> None:
+        """Raise UsageError if the file was closed, here or by whom it belongs to.
+
+        Its descriptor may be another file's by then.
+        """
+        if self._closed or getattr(self._file, "closed", False):
+            raise UsageError(f"{self.name}: the cache is closed", code="closed")
+
     def _some(self, offset: int, view: memoryview) -> int:
+        self.check_open()
         if self._fd is not None:
             return os.preadv(self._fd, [view], offset)
         with self._lock:
@@ -58,5 +68,7 @@ class Source:
         return bytes(data)
 
     def close(self) -> None:
+        """Read no more; a stream of the caller's stays open."""
+        self._closed = True
         if self._owned:
             self._file.close()

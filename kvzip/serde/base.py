@@ -53,6 +53,7 @@ def as_cache(t: Any) -> np.ndarray:
         )
     if array.dtype.name not in ELEMENT_SUFFIX:
         raise UsageError(f"expected one of {', '.join(ELEMENT_SUFFIX)}, got {array.dtype}", code="bad-dtype")
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return array if array.strides[-1] == array.itemsize else np.ascontiguousarray(array)
 
 

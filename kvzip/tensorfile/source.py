@@ -49,6 +49,7 @@ class TensorSource:
         metadata: ``__metadata__``; in a folder that of all files together, where the first to name a key wins.
         seekable: whether bytes can be read in any order, and by several threads at once.
         name: what messages call the source.
+        closed: whether it can no longer be read.
         allocate: makes the buffers that :meth:`read_runs` fills, if they cannot be any host memory.
     """
 
@@ -68,6 +69,7 @@ class TensorSource:
         self.metadata = dict(metadata)
         self.seekable = all(reader.seekable for reader in readers)
         self._readers = tuple(readers)
+        self.closed = False
 
     def read_into(self, file: int, offset: int, buffer: Any) -> None:
         """Fill a writable, C-contiguous buffer with the bytes of a file from ``offset`` (of the file's first byte) on.
@@ -107,6 +109,7 @@ class TensorSource:
         return f"{self.name}/{path}" if path else self.name
 
     def close(self) -> None:
+        self.closed = True
         for reader in self._readers:
             reader.close()
 
