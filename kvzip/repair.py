@@ -13,8 +13,9 @@ from typing import Any, BinaryIO, cast
 
 from kvzip._version import __version__
 from kvzip.cache import Block, Plane
-from kvzip.container import Header, Reader, Recovery, Writer, recover
-from kvzip.errors import CorruptError
+from kvzip.container import Header, Lost, Reader, Recovery, Writer, recover
+from kvzip.container.format import naming
+from kvzip.errors import CorruptError, KvzipError
 from kvzip.layouts import Restriction, TensorMap, restrict
 from kvzip.pipeline import StoredCache
 
@@ -24,31 +25,33 @@ class Repair:
     """What was saved of one cache.
 
     Attributes:
-        header: of the cache as it was.
+        header: of the cache as it was; None if that is lost.
         layers: the numbers of the layers that were saved.
         tokens: how many of their first tokens, if that is not all; else None.
         tensors: names of the tensors that are no KV and were lost.
         damage: what was found broken, for people.
         missing: the token ranges that no intact frame holds.
         left_out: the token ranges that are intact, but belong to no prefix or run of layers that was saved.
+        lost: why nothing was saved; None if something was.
     """
 
-    header: Header
-    layers: list[int]
+    header: Header | None
+    layers: list[int] = field(default_factory=list)
     tokens: int | None = None
     tensors: list[str] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     missing: list[tuple[Plane, int, int]] = field(default_factory=list)
     left_out: list[tuple[Plane, int, int]] = field(default_factory=list)
+    lost: KvzipError | None = None
 
     @property
     def complete(self) -> bool:
         """Whether nothing but structure was broken."""
-        return not self.missing
+        return not self.missing and self.lost is None
 
 
 def repair(source: str | os.PathLike[str] | BinaryIO, sink: BinaryIO, *, whole_layers: bool = False) -> list[Repair]:
-    """Write what is left of every cache in ``source`` to ``sink``, one sound member each.
+    """Write what is left of every cache in ``source`` to ``sink``: one sound member of each that is not lost.
 
     A prefix of a KV cache is valid on its own: of all layers the tokens before the first that any of them lacks are
     kept. Where that leaves none, and where ``whole_layers`` prefers it, the longest run of layers that lack nothing.
@@ -57,38 +60,62 @@ def repair(source: str | os.PathLike[str] | BinaryIO, sink: BinaryIO, *, whole_l
         source: a path or a seekable stream.
         sink: stays open.
 
+    Returns:
+        One report for each cache, in their order, those that are lost too.
+
     Raises:
-        CorruptError: no header is intact, or neither first tokens nor a whole layer of some cache.
+        CorruptError: no header is intact, or of no cache first tokens or a whole layer.
         UnsupportedError: the file needs a newer kvzip.
         UsageError: the source is a pipe.
     """
     found = recover(source)
+    recoveries = [each for each in found if isinstance(each, Recovery)]
     try:
-        return [_save(recovery, sink, whole_layers) for recovery in found]
+        repairs = [_save(each, sink, whole_layers) if isinstance(each, Recovery) else _lost(each) for each in found]
+        reasons = [each.lost for each in repairs if each.lost is not None]
+        if len(reasons) == len(repairs):
+            with naming(recoveries[0].reader.name):
+                raise reasons[0]
+        return repairs
     finally:
-        for recovery in found:
+        for recovery in recoveries:
             recovery.reader.close()
 
 
+def _lost(member: Lost) -> Repair:
+    return Repair(None, lost=member.reason)
+
+
 def _save(recovery: Recovery, sink: BinaryIO, whole_layers: bool) -> Repair:
+    try:
+        part, header, report = _plan(recovery, whole_layers)
+    except KvzipError as error:
+        return Repair(recovery.header, damage=recovery.damage, missing=recovery.missing, lost=error)
+    _copy(recovery, part, header, sink)
+    return report
+
+
+def _plan(recovery: Recovery, whole_layers: bool) -> tuple[Restriction, Header, Repair]:
+    """What to save under which header. Raises KvzipError if nothing of use is left."""
     header = recovery.header
     stored = StoredCache(cast(Reader, recovery.reader))
     choice = _Choice(recovery, stored.cache_map.maps)
     if not recovery.missing:
-        _copy(recovery, stored.select(), header, sink)
-        return Repair(header, choice.layers, damage=recovery.damage)
+        return stored.select(), header, Repair(header, choice.layers, damage=recovery.damage)
     tokens, layers = choice.best(whole_layers)
     lost = [m.tensor for m in stored.cache_map.maps if m.role is None and choice.lacks(m.planes)]
     kept = tuple(m for m in stored.cache_map.maps if m.tensor not in lost)
     if not kept:
-        raise CorruptError(f"{recovery.reader.source.name}: no tensor of it is whole", code="kvz-lost")
+        raise CorruptError("no tensor of it is whole", code="kvz-lost")
     cut = None if tokens is None else range(tokens)
     run = None if layers is None else range(layers[0], layers[-1] + 1)
     part = restrict(replace(stored.cache_map, maps=kept), stored.files, run, cut)
-    _copy(recovery, part, _smaller(header, part, tokens is not None), sink)
     saved = choice.layers if layers is None else layers
     left_out = _left_out(recovery, {origin.plane.index: origin.stop for origin in part.origins})
-    return Repair(header, saved, tokens, [tensor.label for tensor in lost], recovery.damage, recovery.missing, left_out)
+    report = Repair(
+        header, saved, tokens, [tensor.label for tensor in lost], recovery.damage, recovery.missing, left_out
+    )
+    return part, _smaller(header, part, tokens is not None), report
 
 
 def _left_out(recovery: Recovery, kept: Mapping[int, int]) -> list[tuple[Plane, int, int]]:
@@ -108,7 +135,6 @@ class _Choice:
     """Which layers and tokens of a damaged cache to keep."""
 
     def __init__(self, recovery: Recovery, maps: Iterable[TensorMap]) -> None:
-        self._name = recovery.reader.source.name
         self._planes = [plane for plane in recovery.header.planes if plane.kind != "bytes"]
         self._maps = [tensor_map for tensor_map in maps if tensor_map.role]
         self._groups = [group for group in recovery.header.groups if group[0].kind != "bytes"]
@@ -135,9 +161,7 @@ class _Choice:
             return None, layers
         if tokens:
             return tokens, None
-        raise CorruptError(
-            f"{self._name}: the first tokens of every layer are lost, nothing of use is left", code="kvz-lost"
-        )
+        raise CorruptError("the first tokens of every layer are lost, nothing of use is left", code="kvz-lost")
 
     def _tokens(self) -> int:
         """The longest prefix that all layers have, which every frame and every block of tokens ends with or before."""
@@ -230,6 +254,6 @@ def _columns(recovery: Recovery, planes: list[int]) -> Mapping[str, Any]:
 
 def share(repair: Repair, ranges: Iterable[tuple[Plane, int, int]]) -> float:
     """How much of the cache as it was some token ranges are, from 0 to 1, by bytes of its tensors."""
-    total = sum(plane.nbytes for plane in repair.header.planes)
+    total = sum(plane.nbytes for plane in repair.header.planes) if repair.header else 0
     part = sum((stop - start) * plane.channels * plane.itemsize for plane, start, stop in ranges)
     return part / total if total else math.nan

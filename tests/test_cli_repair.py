@@ -69,6 +69,22 @@ def test_what_cannot_be_saved_leaves_no_output(packed: Path, tmp_path: Path) -> 
     assert not (tmp_path / "bad.repaired.kvz").exists()
 
 
+def test_a_cache_that_is_lost_is_told_beside_the_saved_one(packed: Path, capsys: Capture) -> None:
+    """Exit code 3, one result each; the file that is written holds the saved one alone."""
+    whole = packed.read_bytes()
+    packed.write_bytes(whole + whole[: len(whole) // 8])
+    assert kvzip("repair", packed, "--progress=json") == 3
+    first, second, error = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [(r["input"], r["complete"]) for r in (first, second)] == [
+        (f"{packed}, member 0", True),
+        (f"{packed}, member 1", False),
+    ]
+    assert (second["layers"], error["code"]) == ([], "repaired-part")
+    assert packed.with_name("kv.safetensors.repaired.kvz").read_bytes() == whole
+    assert kvzip("repair", packed, "-f") == 3
+    assert "member 1: nothing of it is saved: the first tokens" in capsys.readouterr().err
+
+
 def test_existing_files_are_not_overwritten(packed: Path) -> None:
     saved = packed.with_name("kv.safetensors.repaired.kvz")
     saved.write_bytes(b"mine")

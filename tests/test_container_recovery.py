@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from kvzip.cache import Plane
-from kvzip.container import Header, Recovery, recover
+from kvzip.container import Header, Lost, Recovery, recover
 from kvzip.errors import CorruptError, UnsupportedError
 from tests.containers import collect, content, frames, header, key, read_random, reseal, sample, write
 
@@ -112,14 +112,38 @@ def test_members_are_recovered_one_by_one() -> None:
     data = sample()
     broken = bytearray(data)
     broken[40] ^= 1
-    first, last = recover(io.BytesIO(data + bytes(broken) + data[:-100]))
-    assert first.complete
+    first, lost, last = recover(io.BytesIO(data + bytes(broken) + data[:-100]))
+    assert first.complete and not first.damage
+    assert isinstance(lost, Lost) and lost.start == len(data)
     assert len(first.entries) == len(last.entries) == len(content(header()))
     assert _content(last) == content(header())
     first, last = recover(io.BytesIO(data[:-1001] + data))
     assert not first.complete
     assert last.complete
     assert _content(last) == content(header())
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("kept", ["all but the header", "all but the beginning", "prologue", "trailer", "newer"])
+def test_a_member_that_cannot_be_recovered_is_counted(place: int, kept: str) -> None:
+    """By whatever tells that it was there; its neighbours, however many frames it has, stay what they are."""
+    data = sample()
+    end = sum(frames(data)[0][1:])
+    broken = bytes([*data[:40], data[40] ^ 1, *data[41:]])
+    lost = {
+        "all but the header": broken,
+        "all but the beginning": data[end:],
+        "prologue": data[:16] + bytes(40),
+        "trailer": bytes(len(data) - 48) + data[-48:],
+        "newer": reseal(data[:8] + b"\1" + data[9:], frames(data)),
+    }[kept]
+    members = [data, data]
+    members.insert(place, lost)
+    found = recover(io.BytesIO(b"".join(members)))
+    assert [isinstance(each, Lost) for each in found] == [number == place for number in range(3)]
+    assert all(each.complete and _content(each) == content(header()) for each in found if isinstance(each, Recovery))
+    reason = found[place].reason
+    assert (reason.code, reason.exit_code) == (("kvz-version", 4) if kept == "newer" else ("kvz-lost", 3))
 
 
 def test_repeated_blocks_are_taken_once() -> None:

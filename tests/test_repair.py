@@ -11,7 +11,7 @@ import pytest
 import kvzip
 from kvzip.container import Reader
 from kvzip.devices.base import Device
-from kvzip.errors import CorruptError, KvzipError
+from kvzip.errors import CorruptError, KvzipError, UsageError
 from kvzip.repair import Repair, repair, share
 from tests.containers import frames
 
@@ -171,12 +171,41 @@ def test_members_are_repaired_one_by_one(cpu: Device) -> None:
     same(kvzip.decompress(restored, member=1, device=cpu), kvzip.decompress(data, device=cpu))
 
 
+def hopeless(data: bytes) -> bytes:
+    """The first tokens of every layer are lost."""
+    for layer in range(LAYERS):
+        data = damaged(data, layer, "key", 0)
+    return data
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("kind", ["no tokens", "cut", "no header"])
+def test_a_lost_member_does_not_take_the_others_with_it(place: int, kind: str, cpu: Device) -> None:
+    """Each that can be saved is, and the lost one is reported in its place."""
+    data = packed(cpu)
+    _, start, length = frames(data)[0]
+    bad = {
+        "no tokens": hopeless(data),
+        "cut": data[: start + length + 100],
+        "no header": data[: start + 20] + b"\xff" + data[start + 21 :],
+    }[kind]
+    parts = [data, damaged(data, 0, "key", 32)]
+    parts.insert(place, bad)
+    repairs, saved = repaired(b"".join(parts))
+    assert [each.lost is not None for each in repairs] == [number == place for number in range(3)]
+    assert not repairs[place].complete
+    whole, part = (each for each in repairs if each.lost is None)
+    assert (whole.complete, whole.tokens, part.tokens) == (True, None, 32)
+    expected = kvzip.decompress(data, device=cpu)
+    same(kvzip.decompress(saved, member=0, device=cpu), expected)
+    same(kvzip.decompress(saved, member=1, device=cpu), kvzip.decompress(data, tokens=(0, 32), device=cpu))
+    with pytest.raises(UsageError, match="holds 2 caches"):
+        kvzip.decompress(saved, member=2, device=cpu)
+
+
 def test_nothing_is_saved_of_what_has_no_use(cpu: Device) -> None:
     data = packed(cpu)
-    broken = data
-    for layer in range(LAYERS):
-        broken = damaged(broken, layer, "key", 0)
-    for hopeless in (broken, b"", data[50:], b"text"):
+    for lost in (hopeless(data), hopeless(data) + data[50:], hopeless(data) * 2, b"", data[50:], b"text"):
         with pytest.raises(KvzipError) as error:
-            repaired(hopeless)
+            repaired(lost)
         assert error.value.code == "kvz-lost"

@@ -62,7 +62,8 @@ def repair(
         with create_file(where, force=force, sync=sync, sources=[] if name == "-" else [name]) as sink:
             repairs = run(source, cast(BinaryIO, sink), whole_layers=whole_layers)
         for number, found in enumerate(repairs):
-            _tell(messages, text.called(name) + (f", member {number}" if len(repairs) > 1 else ""), where, found)
+            tell = _tell if found.lost is None else _tell_lost
+            tell(messages, text.called(name) + (f", member {number}" if len(repairs) > 1 else ""), where, found)
         if not all(found.complete for found in repairs):
             raise CorruptError(
                 f"{text.called(name)}: a part of it is lost; {text.called(where, out=True)} holds the rest",
@@ -105,6 +106,23 @@ def _tell(messages: Messages, name: str, target: str, found: Repair) -> None:
         damage=found.damage,
         missing=_json(found.missing),
         left_out=_json(found.left_out),
+    )
+
+
+def _tell_lost(messages: Messages, name: str, target: str, found: Repair) -> None:
+    """Of a cache beside others that were saved."""
+    messages.result(
+        f"{name}: nothing of it is saved: {found.lost}",
+        verb="repair",
+        input=name,
+        output=target,
+        complete=False,
+        tokens=0,
+        layers=[],
+        lost_tensors=[],
+        damage=found.damage,
+        missing=_json(found.missing),
+        left_out=[],
     )
 
 

@@ -4,8 +4,9 @@ from kvzip.container.format import MAGIC, VERSION
 from kvzip.container.frames import Bound, Embedded, Frame
 from kvzip.container.header import Header
 from kvzip.container.index import Entry, Index, Totals
-from kvzip.container.reader import FrameReader, Reader, Span
-from kvzip.container.recovery import Recovery, recover
+from kvzip.container.reader import FrameReader, Reader, Span, find_members
+from kvzip.container.recovery import Lost, Recovery, recover
+from kvzip.container.source import Source
 from kvzip.container.stream import StreamReader, read_members
 from kvzip.container.writer import Writer
 
@@ -19,12 +20,15 @@ __all__ = [
     "FrameReader",
     "Header",
     "Index",
+    "Lost",
     "Reader",
     "Recovery",
+    "Source",
     "Span",
     "StreamReader",
     "Totals",
     "Writer",
+    "find_members",
     "read_members",
     "recover",
 ]

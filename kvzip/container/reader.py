@@ -200,17 +200,47 @@ class Reader(FrameReader):
         return size.total
 
 
-def find_members(source: Source) -> tuple[Span, ...]:
-    """The members of a file, found from its end: a member's trailer says where it starts."""
-    fmt.check_prologue(source.read(0, min(fmt.PROLOGUE.size, source.size)))
+def find_members(source: Source, wanted: int | None = None) -> tuple[Span, ...]:
+    """The members of a file, found from its end: a member's trailer says where it starts.
+
+    If that fails, the members up to number ``wanted`` are found from the file's start, if they are there: what is
+    broken behind a member does not matter to who wants that one. Raises CorruptError.
+    """
     spans: list[Span] = []
     end = source.size
-    while end:
-        size = min(fmt.TAIL.size, end)
-        _, _, length = fmt.parse_tail(source.read(end - size, size), end)
-        end -= length
-        spans.append(Span(end, length))
+    try:
+        while end:
+            size = min(fmt.TAIL.size, end)
+            _, _, length = fmt.parse_tail(source.read(end - size, size), end)
+            end -= length
+            spans.append(Span(end, length))
+    except CorruptError:
+        fmt.check_prologue(source.read(0, min(fmt.PROLOGUE.size, source.size)))
+        if wanted is None:
+            raise
+        try:
+            return _first_members(source, wanted + 1)
+        except CorruptError:
+            pass
+        raise
+    if not spans:
+        fmt.check_prologue(b"")
     return tuple(reversed(spans))
+
+
+def _first_members(source: Source, count: int) -> tuple[Span, ...]:
+    """The first ``count`` members, found by the sizes of their frames."""
+    spans: list[Span] = []
+    base = 0
+    while len(spans) < count:
+        fmt.check_prologue(source.read(base, min(fmt.PROLOGUE.size, source.size - base)))
+        length, kind = fmt.PROLOGUE.size, b""
+        while kind != b"TAIL":
+            size = read_size(source, base, length, source.size - base)
+            length, kind = length + size.total, size.kind
+        spans.append(Span(base, length))
+        base += length
+    return tuple(spans)
 
 
 def read_size(source: Source, base: int, position: int, end: int) -> fmt.FrameSize:
