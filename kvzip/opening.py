@@ -12,7 +12,8 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from kvzip.container import Reader, read_members
+from kvzip.container import Reader, Source, find_members, read_members
+from kvzip.container.format import naming
 from kvzip.devices.base import Device
 from kvzip.errors import UsageError
 from kvzip.gpu_border import GpuSource, is_on_gpu
@@ -50,22 +51,27 @@ def open_stored(source: PathLike | BinaryIO | bytes, member: int | None = None) 
 
 def open_reader(source: PathLike | BinaryIO | bytes, member: int | None = None) -> Reader:
     """A random reader of one member of a path, a seekable stream or bytes; see :func:`open_stored`."""
-    reader = Reader.open(_readable(source, "a path, a binary stream or bytes"))
+    opened = Source(_readable(source, "a path, a binary stream or bytes"))
     try:
-        _check_members(reader.source.name, len(reader.members), member)
-        return reader.member(member) if member else reader
+        with naming(opened.name):
+            spans = find_members(opened, member)
+            _check_members(opened.name, len(spans), member)
+            return Reader(opened, spans, member or 0)
     except BaseException:
-        reader.close()
+        opened.close()
         raise
 
 
 def _stream_member(stream: BinaryIO, name: str | None, member: int | None) -> Iterator[StoredCache]:
     members = read_members(stream, name)
     for number, reader in enumerate(members):
-        if number == (member or 0):
-            yield StoredCache(reader)
+
+        def check_end(name: str = reader.name) -> None:
             if member is None and next(members, None) is not None:
-                _check_members(reader.name, 2, member)
+                _check_members(name, 2, member)
+
+        if number == (member or 0):
+            yield StoredCache(reader, check_end)
             return
     _check_members(reader.name, number + 1, member)
 

@@ -274,6 +274,26 @@ def test_concatenated_caches_need_a_number() -> None:
         kvzip.open(both, member=2)
 
 
+@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("at", [2, 20, 300, -20])
+def test_a_whole_member_is_read_whatever_is_broken_of_the_others(number: int, at: int) -> None:
+    """A byte turned over in prologue, header, a frame or the trailer of another, or that one's end cut off."""
+    parts = [tensors("float16", 20 + 10 * each) for each in range(3)]
+    members = [kvzip.compress(each, codec="raw") for each in parts]
+    for other in {0, 1, 2} - {number}:
+        broken = bytearray(members[other])
+        broken[at] ^= 1
+        for bad in (broken, broken[:-1], broken[:-200]):
+            data = b"".join([*members[:other], bad, *members[other + 1 :]])
+            # One is found by way of those behind it, or of those before it.
+            if other > number or (len(bad) == len(broken) and at != -20):
+                same(kvzip.decompress(data, member=number), parts[number])
+                with kvzip.open(data, member=number) as cache:
+                    same(cache.tensors(), parts[number])
+            with pytest.raises(KvzipError):
+                kvzip.decompress(data, member=other)
+
+
 def test_a_fifo_is_read_as_a_stream(tmp_path: Path) -> None:
     arrays = tensors()
     packed = kvzip.compress(arrays, codec="raw")

@@ -185,6 +185,38 @@ def test_of_several_caches_in_a_file_one_must_be_named(cache: Path) -> None:
     assert command("verify", both, "--deep") == 0
 
 
+@pytest.mark.parametrize(
+    ("behind", "code"), [("another cache", 2), ("half a cache", 2), ("a few of its bytes", 3), ("bytes", 3)]
+)
+def test_what_comes_behind_the_cache_in_a_pipe_leaves_no_target(cache: Path, behind: str, code: int) -> None:
+    """Nor what was there: neither is replaced before the pipe's end is known."""
+    one = process("compress", "-c", "--codec", "raw", cache).stdout
+    rest = {
+        "another cache": one,
+        "half a cache": one[: len(one) // 2],
+        "a few of its bytes": one[:5],
+        "bytes": b"anything",
+    }[behind]
+    target = cache.parent / "back"
+    assert process("decompress", "-o", target, input=one + rest).returncode == code
+    assert names(cache.parent) == ["kv.safetensors"]
+    target.write_bytes(b"mine")
+    assert process("decompress", "-f", "-o", target, input=one + rest).returncode == code
+    assert target.read_bytes() == b"mine"
+    assert process("decompress", "-f", "-o", target, input=one).returncode == 0
+    assert target.read_bytes() == cache.read_bytes()
+    if "cache" in behind:
+        assert process("decompress", "-f", "--member", 0, "-o", target, input=one + rest).returncode == 0
+
+
+def test_a_source_that_goes_on_in_a_pipe_leaves_no_target(cache: Path) -> None:
+    """Whether it is read once or goes through a temporary file."""
+    for codec in ("raw", "kvtc"):
+        options = ["--codec", codec, "-o", cache.parent / "kv.kvz"]
+        assert process("compress", *options, input=cache.read_bytes() + b"more").returncode == 3
+        assert names(cache.parent) == ["kv.safetensors"]
+
+
 def test_options_reach_the_codec(cache: Path, capsys: Capture) -> None:
     given = ["--k-bins", "0-1:32,2-:16", "--v-bins", "0-:8", "--sinks", "4", "--level", "5"]
     assert command("compress", cache, *given) == 0

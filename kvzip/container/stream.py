@@ -187,12 +187,18 @@ def read_some(stream: BinaryIO, length: int) -> bytes:
 
 def read_members(stream: BinaryIO, name: str | None = None) -> Iterator[StreamReader]:
     """The members of a stream, one after the other; what a caller leaves unread of one is checked before the next."""
-    prologue = read_some(stream, fmt.PROLOGUE.size)
+    prologue, before = read_some(stream, fmt.PROLOGUE.size), 0
     while True:
         reader = StreamReader(stream, name, prologue)
         yield reader
         for _ in reader.frames():
             pass
+        before += reader.totals.total
         prologue = read_some(stream, fmt.PROLOGUE.size)
         if not prologue:
             return
+        if prologue[: len(fmt.MAGIC)] != fmt.MAGIC[: len(prologue)]:
+            raise CorruptError(
+                f"{reader.name}: what follows the trailer at byte {before} is no .kvz: bytes were added",
+                code="kvz-truncated",
+            )

@@ -81,11 +81,13 @@ class StoredCodecs:
 class StoredCache:
     """What a reader's header says, checked: ``cache_map``, ``files`` and ``tensors`` of the source, ``codecs``.
 
-    Raises ``CorruptError`` if the header's parts contradict each other.
+    ``check_end`` is called when all frames of a pipe have come, and raises if what follows must not be there. Raises
+    ``CorruptError`` if the header's parts contradict each other.
     """
 
-    def __init__(self, reader: Reader | StreamReader) -> None:
+    def __init__(self, reader: Reader | StreamReader, check_end: Callable[[], None] = lambda: None) -> None:
         self.reader = reader
+        self._check_end = check_end
         self.header = reader.header
         self.codecs = StoredCodecs(reader)
         sizes = reader.header.map.get("sizes")
@@ -120,7 +122,7 @@ class StoredCache:
     def frames(self, selection: Restriction, allocate: Callable[[int], np.ndarray]) -> FileFrames | StreamFrames:
         """Access to the frames of ``selection``: at random, in memory that ``allocate`` gives, or as they come."""
         if isinstance(self.reader, StreamReader):
-            return StreamFrames(self.reader, self.codecs, selection.origins)
+            return StreamFrames(self.reader, self.codecs, selection.origins, self._check_end)
         return FileFrames(self.reader, self.codecs, allocate)
 
 
@@ -171,8 +173,11 @@ class FileFrames:
 class StreamFrames:
     """Frames of a pipe, which must come in the order of the units that want them."""
 
-    def __init__(self, reader: StreamReader, codecs: StoredCodecs, origins: Sequence[Origin]) -> None:
+    def __init__(
+        self, reader: StreamReader, codecs: StoredCodecs, origins: Sequence[Origin], check_end: Callable[[], None]
+    ) -> None:
         self._frames = reader.frames(codecs.bound)
+        self._check_end = check_end
         self._name = reader.name
         self._useful = {reader.header.group_of[o.plane.index]: range(o.start, o.stop) for o in origins}
 
@@ -206,9 +211,10 @@ class StreamFrames:
                 yield frame
 
     def finish(self) -> None:
-        """Read to the end: only there a stream's index and trailer can be checked."""
+        """Read to the end: only there a stream's index and trailer can be checked, and that nothing follows."""
         for _ in self._frames:
             pass
+        self._check_end()
 
 
 def _overlap(block: Block, tokens: range) -> int:

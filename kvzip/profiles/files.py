@@ -13,10 +13,11 @@ import numpy as np
 
 from kvzip.cache import Plane
 from kvzip.codecs import codec_class
+from kvzip.container import Reader
 from kvzip.devices import get_device
 from kvzip.errors import UsageError
 from kvzip.layouts import Slab, TensorMap, map_cache
-from kvzip.opening import open_reader, open_stored
+from kvzip.opening import open_stored
 from kvzip.pipeline import decode_plane
 from kvzip.profiles.profile import Geometry
 from kvzip.profiles.sources import Source
@@ -115,7 +116,7 @@ def _read_slab(path: str, tensor_map: TensorMap, outer: int) -> dict[int, np.nda
 
 
 def _open_stored(path: str, notice: Notice) -> list[CacheFile]:
-    with open_reader(path, 0) as reader:
+    with Reader.open(path) as reader:
         headers = [reader.member(number).header for number in range(len(reader.members))]
     device = get_device("cpu")
     found: list[CacheFile] = []
