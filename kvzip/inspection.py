@@ -13,7 +13,7 @@ from kvzip.cache import Plane
 from kvzip.container import MAGIC, Entry, Header, Reader, StreamReader, Totals
 from kvzip.container import format as fmt
 from kvzip.container.frames import MAX_HEAD, TABLE_AT, parse_data_head
-from kvzip.errors import CorruptError
+from kvzip.errors import CorruptError, UsageError
 from kvzip.kinds import foreign
 
 SCHEMA = "kvzip-inspect/1"
@@ -256,7 +256,7 @@ def members_of(file: BinaryIO, name: str) -> Iterator[Inspection]:
 def is_kvz(file: io.BufferedReader, name: str) -> bool:
     """Whether an open file is meant to be a ``.kvz`` (else safetensors), by its first bytes. Takes nothing from a pipe.
 
-    Raises ``CorruptError`` for what is neither.
+    Raises ``UsageError`` for a file of another kind, ``CorruptError`` for what is not known.
     """
     start = file.peek(16)[:16]
     if start[1:4] == MAGIC[1:4] or name.endswith(".kvz"):
@@ -265,7 +265,7 @@ def is_kvz(file: io.BufferedReader, name: str) -> bool:
     if start[8:9] == b"{" or 0 < len(start) < 9 or name.endswith(".safetensors"):
         return False
     if what := foreign(start):
-        raise CorruptError(f"{name} {what}", code="unknown-format")
+        raise UsageError(f"{name} {what}", code="unknown-format")
     raise CorruptError(
         f"{name}: {f'it starts with {start!r}' if start else 'it is empty'}; expected a .kvz or safetensors file",
         code="unknown-format",

@@ -66,7 +66,7 @@ def repair(source: str | os.PathLike[str] | BinaryIO, sink: BinaryIO, *, whole_l
     Raises:
         CorruptError: no header is intact, or of no cache first tokens or a whole layer.
         UnsupportedError: the file needs a newer kvzip.
-        UsageError: the source is a pipe.
+        UsageError: the source is a pipe, or a file of another kind.
     """
     found = recover(source)
     recoveries = [each for each in found if isinstance(each, Recovery)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from pathlib import Path
 
@@ -126,27 +125,6 @@ def test_values_are_refused_in_our_words(cache: Path, value: str, capsys: Captur
         said = capsys.readouterr().err
         assert "must be" in said
         assert "Input" not in said
-
-
-def test_wrong_kinds_of_file_are_recognised(cache: Path, packed: Path, tmp_path: Path, capsys: Capture) -> None:
-    """By their first bytes, with the verb that takes them."""
-    blob, short, out = tmp_path / "blob", tmp_path / "text.txt", tmp_path / "out"
-    blob.write_bytes(pickle.dumps({"a": list(range(100))}))
-    short.write_text("hi")
-    for arguments, told in [
-        (("verify", cache), "is a safetensors file, not a .kvz"),
-        (("decompress", cache, "-o", out), "is a safetensors file, not a .kvz"),
-        (("export", cache, "-o", out), "is a safetensors file, not a .kvz"),
-        (("repair", cache, "-o", out), "is a safetensors file, not a .kvz"),
-        (("bench", packed), "is a .kvz file"),
-        (("compress", packed, "-o", out), "is a .kvz file"),
-        (("inspect", blob), "is a pickle"),
-        (("compress", blob, "-o", out), "is a pickle"),
-        (("compress", short, "-o", out), "no safetensors file, it has only 2 bytes"),
-    ]:
-        assert kvzip(*arguments) == 3, arguments
-        assert told in capsys.readouterr().err, arguments
-    assert not out.exists()
 
 
 def test_the_api_gives_no_advice_for_the_command_line(cache: Path, packed: Path, capsys: Capture) -> None:

@@ -73,7 +73,7 @@ def import_(
     from kvzip.output import create_file
 
     begin = time.perf_counter()
-    contents = [(text.called(name), _read(name)) for name in inputs]
+    contents = [(text.called(name), _read(name, file_format == "cachegen")) for name in inputs]
     sources = [name for name in inputs if name != "-"]
     with create_file(target, force=force, sync=sync, sources=sources) as sink:
         report = import_files(
@@ -95,10 +95,15 @@ def import_(
     )
 
 
-def _read(name: str) -> bytes:
+def _read(name: str, pickled: bool) -> bytes:
+    """A file's bytes. Raises ``UsageError`` for one of another kind, as far as that can be told."""
+    from kvzip.kinds import foreign
+
     with options.open_input(name) as (file, called):
         if file is None:
             raise UsageError(f"{called} is a folder: name the files in it, in the order of their tokens", code="folder")
+        if pickled and (what := foreign(file.peek(16)[:16], "pickle")):
+            raise UsageError(f"{called} {what}", code="lmcache-format")
         return file.read()
 
 

@@ -47,13 +47,28 @@ def compressed_name(name: str) -> str:
 
 
 def restored_name(name: str) -> str:
-    """Where the restored form of an input goes by default. Raises ``UsageError`` when the name does not tell."""
+    """Where the restored form of an input goes by default.
+
+    Raises ``UsageError`` when the name does not tell; ``KvzipError`` or ``OSError`` when there is no ``.kvz`` either.
+    """
     if name == "-":
         return "-"
     stem = name.removesuffix(SUFFIX)
     if stem == name or Path(stem).name in ("", SUFFIX):
+        _check_kvz(name)
         raise UsageError(f"{name}: does not end in {SUFFIX}, so the target must be named with -o", code="no-suffix")
     return stem
+
+
+def _check_kvz(name: str) -> None:
+    """Raise what decompressing would, if the first bytes of a file say that it is no ``.kvz``."""
+    from kvzip.container import format as fmt
+
+    if Path(name).is_file() or not Path(name).exists():
+        with Path(name).open("rb") as file, fmt.naming(name):
+            start = file.read(fmt.PROLOGUE.size)
+            fmt.check_kind(start)
+            fmt.check_prologue(start)
 
 
 def check_targets(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from kvzip.errors import CorruptError, KvzipError, UnsupportedError
+from kvzip.errors import CorruptError, KvzipError, UnsupportedError, UsageError
 from kvzip.kinds import foreign
 
 MAGIC = b"\x8bKVZ\r\n\x1a\n"
@@ -120,6 +120,12 @@ def pack_prologue(flags: int = 0) -> bytes:
     return first + (xxhash.xxh3_64_intdigest(first) & 0xFFFFFFFF).to_bytes(4, "little")
 
 
+def check_kind(start: bytes) -> None:
+    """Raises UsageError for the first bytes of a file of another kind that is known."""
+    if what := foreign(start, "kvz"):
+        raise UsageError(f"the file {what}", code="not-kvz")
+
+
 def check_prologue(data: bytes) -> None:
     """Accept the first 16 bytes of a member. Raises CorruptError; UnsupportedError for version or reserved flags."""
     if not data:
@@ -130,8 +136,6 @@ def check_prologue(data: bytes) -> None:
                 "the magic bytes are damaged the way a text-mode transfer does it; copy the file again in binary mode",
                 code="kvz-magic",
             )
-        if what := foreign(data):
-            raise CorruptError(f"the file {what}", code="kvz-magic")
         raise CorruptError(f"not a .kvz file: it starts with {data[:8]!r}, expected {MAGIC!r}", code="kvz-magic")
     if len(data) < PROLOGUE.size:
         raise CorruptError(f"the file ends after {len(data)} bytes, inside its prologue", code="kvz-truncated")

@@ -204,7 +204,8 @@ def find_members(source: Source, wanted: int | None = None) -> tuple[Span, ...]:
     """The members of a file, found from its end: a member's trailer says where it starts.
 
     If that fails, the members up to number ``wanted`` are found from the file's start, if they are there: what is
-    broken behind a member does not matter to who wants that one. Raises CorruptError.
+    broken behind a member does not matter to who wants that one. Raises CorruptError; UsageError for a file of another
+    kind.
     """
     spans: list[Span] = []
     end = source.size
@@ -215,7 +216,9 @@ def find_members(source: Source, wanted: int | None = None) -> tuple[Span, ...]:
             end -= length
             spans.append(Span(end, length))
     except CorruptError:
-        fmt.check_prologue(source.read(0, min(fmt.PROLOGUE.size, source.size)))
+        start = source.read(0, min(fmt.PROLOGUE.size, source.size))
+        fmt.check_kind(start)
+        fmt.check_prologue(start)
         if wanted is None:
             raise
         try:

@@ -16,7 +16,6 @@ from kvzip.container.index import Entry
 from kvzip.container.reader import PIECE, FrameReader, frame_checksum, read_header, read_size, read_whole
 from kvzip.container.source import Source
 from kvzip.errors import CorruptError, KvzipError, UnsupportedError
-from kvzip.kinds import foreign
 
 WINDOW = 4096
 _FRAMES = (*fmt.CRITICAL, b"stat", b"prof")
@@ -82,7 +81,8 @@ def recover(source: str | os.PathLike[str] | BinaryIO) -> list[Recovery | Lost]:
 
     Every frame's checksum is compared. After damage the scan goes on at the next thing that starts like a frame. A
     member whose header is broken, or needs a newer kvzip, is lost; it is noticed by what else is there of it. Raises
-    CorruptError or UnsupportedError when all are. Close the file with ``reader.close()`` of any other.
+    CorruptError or UnsupportedError when all are, UsageError for a file of another kind. Close the file with
+    ``reader.close()`` of any other.
     """
     opened = Source(source)
     try:
@@ -125,9 +125,8 @@ class _Scan:
         return self.found
 
     def _nothing(self) -> KvzipError:
-        """Why no member can be recovered."""
-        if (what := foreign(self.source.read(0, min(16, self.source.size)))) and not what.startswith("is a .kvz"):
-            return CorruptError(f"the file {what}", code="kvz-magic")
+        """Why no member can be recovered. Raises UsageError for a file of another kind."""
+        fmt.check_kind(self.source.read(0, min(fmt.PROLOGUE.size, self.source.size)))
         reasons = [found.reason for found in self.found if isinstance(found, Lost)]
         lost = CorruptError("no intact header was found: nothing can be recovered", code="kvz-lost")
         return next((reason for reason in reasons if isinstance(reason, UnsupportedError)), lost)

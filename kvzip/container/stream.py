@@ -44,7 +44,9 @@ class StreamReader:
         self.totals = Totals()
         self.finished = False
         with fmt.naming(self.name):
-            fmt.check_prologue(self._some(fmt.PROLOGUE.size) if prologue is None else prologue)
+            prologue = self._some(fmt.PROLOGUE.size) if prologue is None else prologue
+            fmt.check_kind(prologue)
+            fmt.check_prologue(prologue)
             self._position = fmt.PROLOGUE.size
             size, head, body = self._whole(*self._next())
             if size.kind != b"HEAD":

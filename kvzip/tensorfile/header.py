@@ -16,11 +16,14 @@ from typing import Any, NamedTuple
 
 import ml_dtypes  # noqa: F401  (registers bfloat16 and the float8 types with numpy)
 
-from kvzip.errors import CorruptError, UnsupportedError
+from kvzip.errors import CorruptError, UnsupportedError, UsageError
 from kvzip.kinds import foreign
 
 HEADER_CAP = 100_000_000
 """The longest JSON that the safetensors library accepts, in bytes."""
+
+RAW_BYTES = "; of raw bytes kvzip compress and verify take the --shape"
+"""What to do where a file without a header was meant."""
 
 _U64 = 2**64
 
@@ -107,12 +110,11 @@ def read_length(prefix: bytes, name: str) -> int:
         raise CorruptError(f"{name}: no safetensors file, it {found}", code="safetensors-truncated")
     (length,) = struct.unpack("<Q", prefix[:8])
     if length > HEADER_CAP:
-        what = foreign(prefix) or (
-            f"is no safetensors file, or damaged: its first 8 bytes declare a header of {length} bytes "
-            f"(at most {HEADER_CAP} are allowed)"
-        )
+        if what := foreign(prefix, "safetensors"):
+            raise UsageError(f"{name} {what}", code="not-safetensors")
         raise CorruptError(
-            f"{name} {what}",
+            f"{name} is no safetensors file, or damaged: its first 8 bytes declare a header of {length} bytes "
+            f"(at most {HEADER_CAP} are allowed){RAW_BYTES}",
             code="safetensors-header-length",
         )
     return int(length)
@@ -208,9 +210,15 @@ def header_bytes(tensors: Iterable[TensorInfo], metadata: Mapping[str, str], ali
     return struct.pack("<Q", len(text)) + text
 
 
+def no_json(name: str) -> CorruptError:
+    return CorruptError(
+        f"{name}: no safetensors file: its header does not start with '{{'{RAW_BYTES}", code="safetensors-json"
+    )
+
+
 def _parse_json(text: bytes, name: str) -> dict[str, Any]:
     if not text.startswith(b"{"):
-        raise CorruptError(f"{name}: no safetensors file: its header does not start with '{{'", code="safetensors-json")
+        raise no_json(name)
     try:
         entries: dict[str, Any] = json.loads(
             text.decode(), object_pairs_hook=_object, parse_int=_integer, parse_float=_float, parse_constant=_constant

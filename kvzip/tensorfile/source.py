@@ -17,12 +17,14 @@ import numpy as np
 
 from kvzip.errors import CorruptError, UnsupportedError, UsageError
 from kvzip.tensorfile.header import (
+    RAW_BYTES,
     TAGS,
     SourceFile,
     TensorInfo,
     check_size,
     data_size,
     header_bytes,
+    no_json,
     parse_header,
     raw_tensor,
     read_length,
@@ -127,7 +129,8 @@ def open_tensors(source: str | Path | BinaryIO) -> TensorSource:
 
     In a folder, files that are safetensors by content are opened as such, whatever their suffix; any other file
     counts as one tensor of raw bytes. Symbolic links to files are read, those to folders are not followed. Raises
-    ``CorruptError`` naming the file, ``UsageError`` for what cannot be a source, and lets ``OSError`` through.
+    ``CorruptError`` naming the file, ``UsageError`` for what cannot be a source or is a file of another kind, and lets
+    ``OSError`` through.
     """
     if isinstance(source, str) and source == "-":
         return _open_stream(sys.stdin.buffer, "standard input")
@@ -220,7 +223,8 @@ def _read_header(reader: Reader, name: str, size: int | None) -> bytes:
     length = read_length(bytes(prefix[:read]), name)
     if size is not None and 8 + length > size:
         raise CorruptError(
-            f"{name} is truncated, or no safetensors file: it declares a header of {length} bytes, the file has {size}",
+            f"{name} is truncated, or no safetensors file: it declares a header of {length} bytes, the file has {size}"
+            f"{RAW_BYTES}",
             code="safetensors-truncated",
         )
     header = prefix
@@ -232,11 +236,9 @@ def _read_header(reader: Reader, name: str, size: int | None) -> bytes:
             break
         if len(header) > 8 and header[8:9] != b"{":
             break
-    return bytes(header) if len(header) == 8 + length or header[8:9] == b"{" else _no_json(name)
-
-
-def _no_json(name: str) -> bytes:
-    raise CorruptError(f"{name}: no safetensors file: its header does not start with '{{'", code="safetensors-json")
+    if len(header) < 8 + length and header[8:9] != b"{":
+        raise no_json(name)
+    return bytes(header)
 
 
 def _natural(path: str) -> list[tuple[int, str] | tuple[int, int]]:
