@@ -98,8 +98,6 @@ def compress(
         KvzipError: one of the classes in :mod:`kvzip.errors`; then there is no target file.
         OSError: a file cannot be read or written.
     """
-    _expect(str | Codec, "a name with options, or a codec", codec=codec)
-    _expect(str | Codec | None, "a name with options, or a codec", k_codec=k_codec, v_codec=v_codec)
     _expect(str | None, "a text", layer_codec=layer_codec, layout=layout)
     _expect(Integral | None, "a whole number", heads=heads, head_dim=head_dim)
     _check_block_tokens(block_tokens)

@@ -79,7 +79,7 @@ def _stream_member(stream: BinaryIO, name: str | None, member: int | None) -> It
 def _check_members(name: str, found: int, member: int | None) -> None:
     if member is None and found > 1:
         raise UsageError(
-            f"{name} holds {found} caches or more, one after the other: say which one is meant (member 0, 1...)",
+            f"{name} holds {found} caches or more, one after the other: say which member is meant, counted from 0",
             code="several-members",
         )
     if member is not None and not 0 <= member < found:

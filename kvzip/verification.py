@@ -18,7 +18,7 @@ from kvzip.pipeline.plan import BYTES_BLOCK
 from kvzip.pipeline.report import Tally
 from kvzip.pipeline.steps import Notice, once
 from kvzip.quality import differences
-from kvzip.tensorfile import TensorSource
+from kvzip.tensorfile import TensorSource, open_raw, open_tensors
 
 
 def stored_members(file: BinaryIO, name: str) -> Iterator[StoredCache]:
@@ -79,6 +79,13 @@ def compare(
                     )
             progress(slab.nbytes)
     return tally.totals()
+
+
+def open_restored(path: str, stored: StoredCache) -> TensorSource:
+    """Open what a cache was restored to: of raw bytes the cache tells the shape. Raises as ``open_tensors``."""
+    if len(stored.files) == 1 and not stored.files[0].header and not stored.files[0].path:
+        return open_raw(path, stored.tensors[0].shape, stored.tensors[0].dtype)
+    return open_tensors(path)
 
 
 def same_tensors(stored: StoredCache, reference: TensorSource) -> bool:

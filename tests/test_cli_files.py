@@ -168,21 +168,35 @@ def test_a_range_that_says_nothing_is_a_usage_error(cache: Path, text: str) -> N
     assert command("decompress", f"{cache}.kvz", f"--tokens={text}", "-f") == expected
 
 
-def test_t_decodes_and_writes_nothing(cache: Path) -> None:
+def test_t_decodes_and_writes_nothing(cache: Path, capsys: Capture) -> None:
+    """What it would leave undone is refused."""
     assert command("compress", cache, "--rm") == 0
+    for given in ("-o", "--layers", "--tokens", "--member", "--level", "--expect-model", "--expect-tokens"):
+        assert command("decompress", "-t", f"{cache}.kvz", given, "0") == 2
+        assert given in capsys.readouterr().err
     assert command("decompress", "-t", f"{cache}.kvz") == 0
     assert names(cache.parent) == ["kv.safetensors.kvz"]
 
 
-def test_of_several_caches_in_a_file_one_must_be_named(cache: Path) -> None:
+def test_of_several_caches_in_a_file_one_must_be_named(cache: Path, capsys: Capture) -> None:
     other = cache_file(cache.parent / "other", seed=8)
     both = cache.parent / "both.kvz"
     both.write_bytes(b"".join(process("compress", "-c", "--codec", "raw", path).stdout for path in (cache, other)))
     target = cache.parent / "back"
-    assert command("decompress", both, "-o", target) == 2
+    for verb in (("decompress", "-o", target), ("export", "-o", target), ("verify", "--against", cache)):
+        capsys.readouterr()
+        assert command(*verb, both) == 2
+        assert "--member 0" in capsys.readouterr().err
     assert command("decompress", both, "--member", 1, "-o", target) == 0
     assert target.read_bytes() == other.read_bytes()
     assert command("verify", both, "--deep") == 0
+    assert command("verify", both, "--member", 1, "--against", other, "--fail-above", 0) == 0
+    for number, path in enumerate((cache, other)):
+        one = path.with_suffix(".one.kvz")
+        assert command("compress", path, "--codec", "raw", "-o", one) == 0
+        assert command("export", one, "-o", f"{one}.blob") == 0
+        assert command("export", both, "--member", number, "-f", "-o", target) == 0
+        assert target.read_bytes() == Path(f"{one}.blob").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -308,6 +322,8 @@ def test_raw_bytes_get_their_geometry_from_the_command_line(tmp_path: Path, caps
     assert command("decompress", packed, "-o", tmp_path / "back.data") == 0
     assert (tmp_path / "back.data").read_bytes() == source.read_bytes()
     capsys.readouterr()
+    assert command("compress", source) == 3
+    assert "--shape" in capsys.readouterr().err
     assert command("inspect", packed) == 0
     assert "3 layers (0-2), keys and values: 40 tokens x 2 heads x 16, float16" in capsys.readouterr().out
     assert command("compress", "-f", source, "--shape", "2,3,41,32", *told) == 2
@@ -316,3 +332,27 @@ def test_raw_bytes_get_their_geometry_from_the_command_line(tmp_path: Path, caps
         assert command("compress", "-f", source, f"--shape={wrong}", *told) == 2
     assert command("compress", "-f", source, "-o", source, "--shape", "2,3,40,32", *told) == 5
     assert source.stat().st_size == 2 * 3 * 40 * 32 * 2
+
+
+def test_raw_bytes_are_a_reference_and_are_read_back(tmp_path: Path, capsys: Capture) -> None:
+    """verify tells the distance from them, by a shape alone or another layout; --rm compares what was restored."""
+    numbers = np.random.default_rng(0).standard_normal((2, 3, 40, 32)).astype(np.float16)
+    source, packed = tmp_path / "chunk.data", tmp_path / "chunk.data.kvz"
+    source.write_bytes(numbers.tobytes())
+    shape = ["--shape", "2,3,40,32", "--dtype", "float16"]
+    assert command("compress", source, *shape, "--layout", "kv,L,T,C", "--heads", "2", "--codec", "raw") == 0
+    capsys.readouterr()
+    assert command("verify", packed, "--against", source, *shape, "--fail-above", 0) == 0
+    numbers[1, 2] *= 2
+    source.write_bytes(np.ascontiguousarray(numbers.transpose(1, 0, 2, 3)).tobytes())
+    other = ["--shape", "3,2,40,32", "--dtype", "float16", "--layout", "L,kv,T,C", "--heads", "2"]
+    capsys.readouterr()
+    assert command("verify", packed, "--against", source, *other) == 0
+    said = capsys.readouterr().out.split()
+    assert said[said.index("key") + 1 : said.index("value") + 2] == ["0", "0", "layer", "2", "value", "0.5"]
+    assert command("verify", packed, "--against", source) == 3
+    assert "--shape" in capsys.readouterr().err
+    assert command("verify", packed, *shape) == 2
+    assert "--against" in capsys.readouterr().err
+    assert command("decompress", packed, "-f", "--rm") == 0
+    assert names(tmp_path) == ["chunk.data"]

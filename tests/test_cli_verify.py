@@ -100,8 +100,12 @@ def test_a_reference_that_lacks_layers_or_tokens_is_an_error(cache: Path, packed
     assert "100 tokens" in capsys.readouterr().err
 
 
-def test_a_limit_without_a_reference_is_a_usage_error(packed: Path) -> None:
-    assert kvzip("verify", packed, "--fail-above", 0.1) == 2
+@pytest.mark.parametrize("option", ["--fail-above 0.1", "--member 0", "--layout H,T,D", "--heads 2", "--head-dim 16"])
+def test_what_is_said_of_a_reference_that_is_not_there_is_a_usage_error(
+    packed: Path, capsys: Capture, option: str
+) -> None:
+    assert kvzip("verify", packed, *option.split()) == 2
+    assert option.split()[0] in (said := capsys.readouterr().err) and "--against" in said
 
 
 def test_differences_count_in_double_precision_and_take_nan_for_nan() -> None:

@@ -75,8 +75,12 @@ def decompress(
     cut = {"layers": options.span_of(layers, "--layers"), "tokens": options.span_of(tokens, "--tokens")}
     if remove and (layers or tokens or test or member is not None or level is not None):
         raise UsageError("--rm would remove what a part, or a test, does not restore", code="rm-part")
-    if test and (expect_model is not None or expect_tokens is not None):
-        raise UsageError("-t checks the file alone: leave out --expect-model and --expect-tokens", code="test-expect")
+    unchecked = {
+        "-o": output, "--layers": layers, "--tokens": tokens, "--member": member, "--level": level,
+        "--expect-model": expect_model, "--expect-tokens": expect_tokens,
+    }  # fmt: skip
+    if test and (given := [option for option, value in unchecked.items() if value is not None]):
+        raise UsageError(f"-t decodes whole files and writes nothing: leave out {', '.join(given)}", code="test-expect")
     if test:
         with options.offer(profile):
             for_each(inputs, lambda name: verify_input(job, name, deep=True), "sound", job.messages)
@@ -120,10 +124,9 @@ def _read_back(name: str, target: str) -> None:
     """Raise unless ``target`` holds, bit for bit, what ``name`` decodes to."""
     from kvzip.devices import get_device
     from kvzip.opening import open_stored
-    from kvzip.tensorfile import open_tensors
-    from kvzip.verification import compare, same_tensors
+    from kvzip.verification import compare, open_restored, same_tensors
 
-    with open_stored(name) as stored, open_tensors(target) as restored:
+    with open_stored(name) as stored, open_restored(target, stored) as restored:
         sound = same_tensors(stored, restored) and not any(
             error.max_abs for error in compare(stored, restored, device=get_device("cpu"))
         )

@@ -29,6 +29,7 @@ def export(
     stdout: options.Stdout = False,
     file_format: Format = "cachegen",
     tokens: Tokens = None,
+    member: options.Member = None,
     chunk: Chunk = None,
     k_bins: Bins = None,
     v_bins: Bins = None,
@@ -67,7 +68,10 @@ def export(
     from kvzip.output import create_file, create_folder
 
     begin, written = time.perf_counter(), 0
-    with options.open_input(name) as (file_in, _), open_cache(_seekable(file_in, name), device=job.device) as cache:
+    with (
+        options.open_input(name) as (file_in, _),
+        open_cache(_seekable(file_in, name), member=member, device=job.device) as cache,
+    ):
         wanted = options.span_of(tokens, "--tokens")
         length = max((plane.tokens for plane in cache.planes if plane.kind != "bytes"), default=0)
 

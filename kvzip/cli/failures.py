@@ -26,7 +26,10 @@ Exit codes:
 """The same for every verb: shown by ``--help``."""
 
 
-ADVICE = {"exists": "; use -f to overwrite it, or -o for another name"}
+ADVICE = {
+    "exists": "; use -f to overwrite it, or -o for another name",
+    "several-members": " (--member 0, --member 1...)",
+}
 """What the command line adds to a message, by its stable name: the Python API has other ways."""
 
 WORDING = {

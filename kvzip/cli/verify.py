@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvzip.cli import options, text
+from kvzip.cli.compress import Dtype, Shape
+from kvzip.cli.compress import _source as raw_or_named
 from kvzip.cli.errors import FailAbove, judge
 from kvzip.cli.items import for_each
 from kvzip.cli.messages import Messages
@@ -19,6 +21,7 @@ from kvzip.errors import UsageError
 
 if TYPE_CHECKING:
     from kvzip.pipeline import PlaneErrors
+    from kvzip.tensorfile import TensorSource
 
 Deep = Annotated[bool, typer.Option("--deep", help="Decode everything, too.")]
 Against = Annotated[
@@ -34,6 +37,8 @@ def verify(
     layout: options.LayoutName = None,
     heads: options.Heads = None,
     head_dim: options.HeadDim = None,
+    shape: Shape = None,
+    dtype: Dtype = "bfloat16",
     member: options.Member = None,
     profile: options.ProfilePlace = None,
     threads: options.Threads = None,
@@ -44,18 +49,25 @@ def verify(
 ) -> None:
     """Check the structure and every checksum of .kvz files, without writing anything.
 
-    The layout options describe the reference, where it differs from the file that was compressed.
+    The layout options describe the reference, where it differs from the file that was compressed; of raw bytes --shape
+    and --dtype do. --member tells which of several caches in a file the reference is of.
 
     \b
     Examples:
       kvzip verify *.kvz
       kvzip verify --deep kv.safetensors.kvz
       kvzip verify --against kv.safetensors --fail-above 0.1 kv.safetensors.kvz
+      kvzip verify --against chunk.data --shape 2,32,256,1024 chunk.data.kvz
     """
     job = options.Job.of(quiet, verbose, style, device, threads)
     inputs = options.inputs_of(files)
-    if fail_above is not None and against is None:
-        raise UsageError("--fail-above needs --against REF to measure the errors", code="no-reference")
+    of_reference = {
+        "--fail-above": fail_above, "--member": member,
+        "--layout": layout, "--heads": heads, "--head-dim": head_dim, "--shape": shape,
+    }  # fmt: skip
+    given = [option for option, value in of_reference.items() if value is not None]
+    if given and against is None:
+        raise UsageError(f"{', '.join(given)}: only with --against REF, to measure the errors", code="no-reference")
 
     if against is not None:
         for name in inputs:
@@ -64,7 +76,10 @@ def verify(
     def work(name: str) -> None:
         verify_input(job, name, deep)
         if against is not None:
-            errors = _compare(job, name, against, member, {"layout": layout, "heads": heads, "head_dim": head_dim})
+            with raw_or_named(against, shape, dtype) as reference:
+                errors = _compare(
+                    job, name, reference, member, {"layout": layout, "heads": heads, "head_dim": head_dim}
+                )
             _tell_errors(job.messages, name, against, errors)
             judge(name, errors, fail_above)
 
@@ -110,15 +125,14 @@ def verify_input(job: options.Job, name: str, deep: bool) -> None:
 
 
 def _compare(
-    job: options.Job, name: str, against: str, member: int | None, layout: dict[str, Any]
+    job: options.Job, name: str, against: str | TensorSource, member: int | None, layout: dict[str, Any]
 ) -> list[PlaneErrors]:
-    from kvzip.opening import open_stored
-    from kvzip.tensorfile import open_tensors
+    from kvzip.opening import open_source, open_stored
     from kvzip.verification import compare
 
     with (
         open_stored(name, member) as stored,
-        open_tensors(against) as reference,
+        open_source(against) as reference,
         job.progress("compare", name, lambda: sum(entry.size for entry in reference.files)) as update,
     ):
         return compare(stored, reference, device=job.device, notice=job.messages.notice, progress=update, **layout)
