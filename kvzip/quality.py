@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvzip.codecs.base import Errors
-from kvzip.pipeline.report import PlaneErrors
+
+if TYPE_CHECKING:
+    from kvzip.pipeline.report import PlaneErrors
 
 PIECE = 1 << 18
 """Numbers compared at a time: in double precision they stay in the cache of a core."""

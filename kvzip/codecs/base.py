@@ -27,7 +27,9 @@ Read = Callable[[Plane, int, int], Any]
 class Errors:
     """What a lossy codec did to one plane of a block, measured against the stored dtype while encoding.
 
-    ``squared_error`` and ``energy`` are sums over the elements, ``max_abs`` is the largest absolute difference.
+    ``squared_error`` and ``energy`` are sums over the elements, ``max_abs`` is the largest absolute difference. Sums
+    that are not finite, or too small for float32, say that the codec could not count: the pipeline decodes the block
+    and measures it. They must be so where what is not finite does not come back the same.
     """
 
     squared_error: float

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from kvzip.cache import Block
-from kvzip.codecs.base import Batch, Codec, Encoded
+from kvzip.codecs.base import Batch, Codec, Encoded, Errors
 from kvzip.container import Frame
-from kvzip.devices.base import Array, Arrival, Device
+from kvzip.devices.base import SECTION_PADDING, Array, Arrival, Device
 from kvzip.pipeline.assignment import Assignment
 from kvzip.pipeline.window import Piece, Window, stored_dtype
+from kvzip.quality import differences
+
+TINY = 2.0**-100
+"""A mean square below this has lost digits to underflow in float32."""
 
 
 class Codecs(Protocol):
@@ -47,6 +54,7 @@ def encode_blocks(
                 batch.arrays.append(array)
         codec = codecs[members[0]]
         results = assignment.codecs[codec].encode(batch, device)
+        _measure_uncounted(batch, results, assignment.codecs[codec], device)
         arrival = device.begin_download([section for encoded in results for section in encoded.sections.values()])
         for encoded in results:
             encoded.sections = dict.fromkeys(encoded.sections)  # what is on its way is not to be kept here, too
@@ -62,6 +70,37 @@ def encode_blocks(
         return [done[number] for number in range(len(blocks))]
 
     return arrive
+
+
+def _measure_uncounted(batch: Batch, results: Sequence[Encoded], codec: Codec, device: Device) -> None:
+    """Where kernels cannot tell a block's errors: those of its decoded numbers, in double precision.
+
+    So where squares in float32 overflow or sink to zero, or a kernel's sums say that numbers did not stay finite.
+    """
+    arrays = iter(batch.arrays)
+    for block, encoded in zip(batch.blocks, results, strict=True):
+        originals = [next(arrays) for _ in block.planes]
+        if all(_is_counted(error, array.size) for error, array in zip(encoded.errors, originals, strict=False)):
+            continue
+        restored = [device.xp.empty(array.shape, array.dtype) for array in originals]
+        sections = {tag: _padded(section, device) for tag, section in encoded.sections.items()}
+        codec.decode(Batch([block], restored), [sections], device)
+        encoded.errors = [
+            differences(*(np.asarray(device.to_host(array)).view(plane.dtype) for array in pair))
+            for plane, *pair in zip(block.planes, originals, restored, strict=True)
+        ]
+
+
+def _is_counted(error: Errors, numbers: int) -> bool:
+    finite = math.isfinite(error.squared_error + error.energy + error.max_abs)
+    return finite and (error.energy >= TINY * numbers or not error.max_abs)
+
+
+def _padded(section: Array, device: Device) -> Array:
+    """A section as decoders get it."""
+    buffer = device.xp.zeros(section.size + SECTION_PADDING, np.uint8)
+    buffer[: section.size] = device.to_device(section)
+    return buffer[: section.size]
 
 
 def load_frames(frames: Sequence[Frame], device: Device) -> Callable[[], list[Frame]]:
