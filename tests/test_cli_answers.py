@@ -6,11 +6,14 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import kvzip as api
 from kvzip.cli import text
-from kvzip.codecs import available_codecs, codec_class, options_of
+from kvzip.codecs import available_codecs, codec_class
+from kvzip.codecs.options import options_of
 from kvzip.errors import RefusedError, UsageError
 from tests.cli import LAYERS, TOKENS, cache_file, kvzip, process
 
@@ -86,12 +89,22 @@ def test_the_codecs_are_listed(capsys: Capture) -> None:
     assert "--codec help" in capsys.readouterr().err
 
 
-def test_the_manual_has_a_line_for_every_option() -> None:
+def test_the_manual_and_the_table_have_the_same_options(capsys: Capture) -> None:
+    """All but those that are found out from the cache."""
     manual = (Path(__file__).parents[1] / "docs" / "cli.md").read_text(encoding="utf-8")
-    for name in ("cachegen", "kvtc", "turboquant", "kivi", "fp8", "int8"):
-        for option in options_of(codec_class(name)):
-            if option.name not in ("layers", "step_at"):  # found out from the cache, for headers
-                assert re.search(rf"^\| [^|]*{name}[^|]*\| [^|]*`{option.name}`", manual, re.M), (name, option.name)
+    assert kvzip("compress", "--codec", "help") == 0
+    table = {
+        words[0]: {word.partition("=")[0] for word in words[1:]}
+        for words in map(str.split, capsys.readouterr().out.splitlines())
+    }
+    for name in ("cachegen", "kvtc", "turboquant", "kivi", "fp8", "int8", "int4"):
+        listed = {
+            option
+            for codecs, options in re.findall(r"^\| ([^|]*) \| ([^|]*) \|", manual, re.M)
+            if f"`{name}`" in codecs
+            for option in re.findall(r"`(\w+)`", options)
+        }
+        assert listed == table[name] == options_of(codec_class(name)).keys() - codec_class(name).found
 
 
 def test_the_result_names_the_codecs_that_were_used(cache: Path, capsys: Capture) -> None:
@@ -103,6 +116,10 @@ def test_the_result_names_the_codecs_that_were_used(cache: Path, capsys: Capture
     assert "cachegen, keys int8" in capsys.readouterr().err
     assert kvzip("compress", cache, "-f", "--codec", "naive") == 0
     assert ".kvz), naive, " in capsys.readouterr().err
+    numbers = cache.with_name("numbers.safetensors")
+    save_file({"layers.0.key": np.ones((2, 9, 4), "i4"), "layers.0.value": np.ones((2, 9, 4), "i4")}, numbers)
+    assert kvzip("compress", numbers) == 0
+    assert ".kvz), lossless, " in capsys.readouterr().err
 
 
 def test_layers_that_are_not_there_need_an_open_end(cache: Path, capsys: Capture) -> None:
@@ -116,6 +133,24 @@ def test_an_option_of_another_codec_says_whose_it_is(cache: Path, capsys: Captur
     assert "--bits belongs to --codec kvtc" in capsys.readouterr().err
     assert kvzip("compress", cache, "--codec", "kvtc", "--coder", "range") == 2
     assert "--coder belongs to --codec cachegen" in capsys.readouterr().err
+    assert kvzip("compress", cache, "--k-codec", "kvtc", "--bits", "2") == 2
+    assert "as in kvtc:bits=" in capsys.readouterr().err
+
+
+def test_an_option_is_told_once(cache: Path, capsys: Capture) -> None:
+    assert kvzip("compress", cache, "--codec", "cachegen:level=3", "--level", "5") == 2
+    assert "both tell level" in capsys.readouterr().err
+    assert kvzip("compress", cache, "--codec", "cachegen:level=3,level=5") == 2
+    assert "level is given twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("apart", [("--k-codec", "int8", "--v-codec", "int4"), ("--layer-codec", "0-:int8")])
+def test_options_for_a_codec_that_codes_nothing_are_refused(
+    cache: Path, apart: tuple[str, ...], capsys: Capture
+) -> None:
+    assert kvzip("compress", cache, *apart, "--level", "3", "--sinks", "4") == 2
+    assert "level, sinks: for codec 'cachegen', which has nothing to code" in capsys.readouterr().err
+    assert kvzip("compress", cache, *apart[:2], "--level", "3") == (0 if "--k-codec" in apart else 2)
 
 
 @pytest.mark.parametrize("value", ["12", "x"])

@@ -103,7 +103,8 @@ def test_what_cannot_be_reached_is_told(cache: dict[str, np.ndarray], toy: Profi
     "options",
     [
         {"bits": 0}, {"bits": 33}, {"max_error": 0}, {"max_error": 1.0}, {"bits": 2, "max_error": 0.1},
-        {"step": 1.0, "bits": 2}, {"effort": 0}, {"effort": 10}, {"profile": "0" * 64, "rope": "none"},
+        {"step": 1.0, "bits": 2}, {"level": 7, "bits": 2}, {"level": 4, "step": 1.0}, {"effort": 0}, {"effort": 10},
+        {"profile": "0" * 64, "rope": "none"},
     ],
     ids=str,
 )  # fmt: skip

@@ -349,5 +349,5 @@ def test_configuration_round_trip() -> None:
     ],
 )
 def test_bad_options_are_refused(options: dict[str, object]) -> None:
-    with pytest.raises(UsageError, match=f"turboquant: {next(iter(options))} must be"):
+    with pytest.raises(UsageError, match=f"{next(iter(options))} must be"):
         TurboQuant(**options)

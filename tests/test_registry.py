@@ -59,8 +59,8 @@ def test_a_spec_gives_typed_options_and_keyword_arguments_win() -> None:
 
 
 def test_commas_inside_a_value_stay_there() -> None:
-    assert parse_spec("x:k-bins=0-9:32,10-:16,sinks=1") == ("x", {"k_bins": "0-9:32,10-:16", "sinks": 1})
-    assert parse_spec("x:a=[1,2],b=") == ("x", {"a": [1, 2], "b": ""})
+    assert parse_spec("x:k-bins=0-9:32,10-:16,sinks=1") == ("x", {"k_bins": "0-9:32,10-:16", "sinks": "1"})
+    assert parse_spec("x:a=[1,2],b=") == ("x", {"a": "[1,2]", "b": ""})
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,7 @@ def test_commas_inside_a_value_stay_there() -> None:
         ("test-optional:bit=8", "did you mean 'bits'"),
         ("test-optional:bits=5", "4 or 8"),
         ("test-optional:bits", "option=value"),
+        ("test-optional:bits=4,bits=8", "bits is given twice"),
         ("raw:level=3", "takes none"),
         ("", "unknown codec"),
     ],

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,7 +50,7 @@ BlockTokens = Annotated[
     int, typer.Option("--block-tokens", metavar="N", min=1, help="Tokens in a block, the unit of random access.")
 ]
 
-Step = Annotated[float | None, typer.Option("--step", metavar="S", help="Of kvtc: the step itself; 1.34 at level 5.")]
+Step = Annotated[float | None, typer.Option("--step", metavar="S", help="Of kvtc: the step itself; 1.358 at level 5.")]
 Bits = Annotated[
     float | None, typer.Option("--bits", metavar="B", help="Of kvtc: so many bits a number, within 1 %; searched for.")
 ]
@@ -169,8 +168,8 @@ def compress(
         "effort": effort,
     }  # fmt: skip
     codec_options = {name: value for name, value in given.items() if value is not None}
-    _check_options(codec, codec_options)
     apart = {"keys": k_codec, "values": v_codec, "layers": layer_codec}
+    _check_options(codec, codec_options, [spec for spec in (k_codec, v_codec) if spec is not None])
     given_apart = [f"{which} {spec}" for which, spec in apart.items() if spec is not None]
 
     codec_name = codec.partition(":")[0].strip()
@@ -191,7 +190,9 @@ def compress(
                 identity=_identity(name, model, token_ids, job.messages.notice),
                 force=force, sync=sync or remove, notice=job.messages.notice, progress=update, **codec_options,
             )  # fmt: skip
-        label = ", ".join([*([codec] if codec_class(codec_name).name in report.codecs else []), *given_apart])
+        used = [codec] if codec_class(codec_name).name in report.codecs else []
+        # Of a cache that no codec takes, or without keys and values, all is kept as it is.
+        label = ", ".join([*used, *given_apart]) or "lossless"
         _tell(job.messages, name, where, label, report, time.perf_counter() - begin, show_errors)
         judge(text.called(name), report.errors, fail_above)
         if before is not None:
@@ -223,36 +224,42 @@ def _source(name: str, shape: str | None, dtype: str) -> Iterator[str | TensorSo
         yield source
 
 
-def _check_options(codec: str, given: dict[str, Any]) -> None:
-    """Refuse an option out of range, and one of another codec than ``--codec``, with whose it is."""
-    from kvzip.codecs import codec_class, options_of, parse_spec
+def _check_options(codec: str, given: dict[str, Any], apart: Sequence[str]) -> None:
+    """Refuse an option out of range, one that ``--codec`` gives already, and one of another codec, with whose it is.
+
+    ``apart`` are the codecs of keys or values alone.
+    """
+    from kvzip.codecs import codec_class, parse_spec
+    from kvzip.codecs.options import options_of
 
     for option in ("level", "effort"):
         if not 1 <= given.get(option, 1) <= 9:
             raise UsageError(f"--{option} must be 1 to 9, got {given[option]}", code="codec-option")
-    name, _ = parse_spec(codec)
+    name, written = parse_spec(codec)
     taken = options_of(codec_class(name))
-    if any(option.kind is option.VAR_KEYWORD for option in taken):
-        return
     for option in given:
-        owner = OWNERS.get(option)
-        if owner and option not in [parameter.name for parameter in taken]:
+        flag, owner = f"--{option.replace('_', '-')}", OWNERS.get(option)
+        if option in written:
+            raise UsageError(f"{flag} and --codec {codec} both tell {option}: leave one out", code="codec-option")
+        if owner and option not in taken and not taken.others:
+            there = [spec for spec in apart if parse_spec(spec)[0] == owner]
+            where = f"write it there, as in {there[0]}{',' if ':' in there[0] else ':'}{option}=..." if there else ""
             raise UsageError(
-                f"--{option.replace('_', '-')} belongs to --codec {owner}; {name} has no such option",
+                f"{flag} belongs to --codec {owner}, and --codec is {name}{f'; {where}' if where else ''}",
                 code="codec-option",
             )
 
 
 def _codec_table() -> str:
     """Every codec that is installed, and its options with their defaults."""
-    from kvzip.codecs import available_codecs, codec_class, options_of
+    from kvzip.codecs import available_codecs, codec_class
+    from kvzip.codecs.options import options_of
 
     rows = []
     for name in available_codecs():
-        taken = [option for option in options_of(codec_class(name)) if option.kind is option.KEYWORD_ONLY]
-        shown = [f"{o.name}={'' if o.default is None else json.dumps(o.default).strip(chr(34))}" for o in taken]
-        alias = codec_class(name).name
-        rows.append((name, " ".join(shown) or "-") if alias == name else (name, f"another name of {alias}"))
+        cls = codec_class(name)
+        taken = [option for option in options_of(cls).values() if option.name not in cls.found]
+        rows.append((name, " ".join(map(str, taken)) or "-" if cls.name == name else f"another name of {cls.name}"))
     return f"--codec NAME:OPTION=VALUE,...; docs/cli.md tells what they mean\n{text.table(rows, left=2, indent='  ')}"
 
 

@@ -7,18 +7,16 @@ until its name is used.
 
 from __future__ import annotations
 
-import difflib
-import inspect
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
 from kvzip.codecs.base import Codec
+from kvzip.codecs.options import options_of, suggest
 from kvzip.errors import CorruptError, UnsupportedError, UsageError
 
-__all__ = ["available_codecs", "codec_class", "get_codec", "load_codec", "options_of", "parse_spec", "register_codec"]
+__all__ = ["available_codecs", "codec_class", "get_codec", "load_codec", "parse_spec", "register_codec"]
 
 GROUP = "kvzip.codecs"
 
@@ -87,8 +85,8 @@ def codec_class(name: str) -> type[Codec]:
 def get_codec(spec: str | Codec, **options: Any) -> Codec:
     """A codec from ``"name"`` or ``"name:option=value,option=value"``, or the codec itself if it is one already.
 
-    Values are JSON where they parse as JSON (``8``, ``true``, ``[1, 2]``), otherwise text; keyword arguments win over
-    the spec's. Raises ``UsageError`` for an unknown codec or option and for values that the codec refuses.
+    A value is read as the codec's constructor has it annotated; keyword arguments win over the spec's. Raises
+    ``UsageError`` for an unknown codec or option, and for values of another type or that the codec refuses.
     """
     if isinstance(spec, Codec):
         if options:
@@ -99,15 +97,16 @@ def get_codec(spec: str | Codec, **options: Any) -> Codec:
         return spec
     if not isinstance(spec, str):
         raise UsageError(f"a codec is a name such as 'kivi:bits=2', or a codec object, not {spec!r}", code="codec-spec")
-    name, parsed = parse_spec(spec)
-    return _build(codec_class(name), {**parsed, **options})
-
-
-def options_of(cls: type[Codec]) -> list[inspect.Parameter]:
-    """What a codec class takes, with its defaults."""
-    # A class without an __init__ of its own shows object's (self, *args, **kwargs), which takes nothing.
-    own = cls.__init__ is not object.__init__
-    return list(inspect.signature(cls.__init__).parameters.values())[1:] if own else []
+    name, texts = parse_spec(spec)
+    cls = codec_class(name)
+    given = {**options_of(cls).parse(texts), **options}
+    try:
+        return cls(**given)
+    except UsageError as error:
+        error.code = "codec-option" if error.code == UsageError.default_code else error.code
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise UsageError(f"codec {cls.name!r}: {error}", code="codec-option") from error
 
 
 def load_codec(name: str, config: Mapping[str, Any]) -> Codec:
@@ -129,48 +128,19 @@ def load_codec(name: str, config: Mapping[str, Any]) -> Codec:
         ) from error
 
 
-def parse_spec(spec: str) -> tuple[str, dict[str, Any]]:
-    """``"name:a=1,b=x"`` as ``("name", {"a": 1, "b": "x"})``; a comma without ``option=`` after it is a value's."""
+def parse_spec(spec: str) -> tuple[str, dict[str, str]]:
+    """``"name:a=1,b=x"`` as ``("name", {"a": "1", "b": "x"})``; a comma without ``option=`` after it is a value's."""
     name, _, text = spec.partition(":")
-    pairs: list[tuple[str, str]] = []
+    options: dict[str, str] = {}
     for piece in text.split(",") if text else ():
-        option, equals, value = piece.partition("=")
+        word, equals, value = piece.partition("=")
         if equals:
-            pairs.append((option.strip().replace("-", "_"), value))
-        elif pairs:
-            pairs[-1] = (pairs[-1][0], f"{pairs[-1][1]},{piece}")
+            option = word.strip().replace("-", "_")
+            if option in options:
+                raise UsageError(f"codec {spec!r}: {option} is given twice", code="codec-spec")
+            options[option] = value
+        elif options:
+            options[option] += f",{piece}"
         else:
             raise UsageError(f"codec {spec!r}: expected option=value, found {piece!r}", code="codec-spec")
-    return name.strip(), {option: _value(value) for option, value in pairs}
-
-
-def suggest(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the nearest known word, or nothing."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _build(cls: type[Codec], options: Mapping[str, Any]) -> Codec:
-    parameters = options_of(cls)
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        known = [parameter.name for parameter in parameters]
-        for option in options:
-            if option not in known:
-                takes = f"it takes {', '.join(known)}" if known else "it takes none"
-                raise UsageError(
-                    f"codec {cls.name!r} has no option {option!r}{suggest(option, known)}; {takes}", code="codec-option"
-                )
-    try:
-        return cls(**options)
-    except UsageError as error:
-        error.code = "codec-option" if error.code == UsageError.default_code else error.code
-        raise
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"codec {cls.name!r}: {error}", code="codec-option") from error
+    return name.strip(), options

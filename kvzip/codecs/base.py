@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from kvzip.cache import BLOCK_TOKENS, Block, Plane
+from kvzip.codecs.options import CodecType
 from kvzip.devices.base import Array, Device
 
 if TYPE_CHECKING:
@@ -58,15 +59,18 @@ class Batch:
     arrays: list[Array] = field(default_factory=list)
 
 
-class Codec(ABC):
+class Codec(metaclass=CodecType):
     """A compression method with its parameters. Subclasses are small; the work is in kernels.
 
-    A subclass sets ``name``, takes its parameters as keyword arguments of ``__init__``, gives them back in
-    :meth:`config`, and stands in the registry, ``kvzip/codecs/__init__.py``. See ``docs/adding-a-codec.md``.
+    A subclass sets ``name``, takes its parameters as annotated keyword arguments of ``__init__``, which gets values of
+    these types alone (:mod:`kvzip.codecs.options`), gives them back in :meth:`config`, and stands in the registry,
+    ``kvzip/codecs/__init__.py``. See ``docs/adding-a-codec.md``.
     """
 
     name: ClassVar[str]
     lossless: ClassVar[bool] = False
+    found: ClassVar[tuple[str, ...]] = ()
+    """Options that nobody has to give: :meth:`study` or :meth:`bind` finds them out, for the header."""
     studies: bool = False
     """Whether :meth:`study` has to look at the numbers. A pipe is then spooled."""
 

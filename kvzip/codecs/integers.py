@@ -50,8 +50,8 @@ class Integers(Codec):
     bits: ClassVar[int]
 
     def __init__(self, *, symmetric: bool = True, tuned: bool = False) -> None:
-        self.symmetric = bool(symmetric)
-        self.tuned = bool(tuned)
+        self.symmetric = symmetric
+        self.tuned = tuned
 
     def config(self) -> dict[str, Any]:
         return {"symmetric": self.symmetric, "tuned": self.tuned}

@@ -46,12 +46,14 @@ class Choice:
         codec: for what the others leave, MLA latents among them.
         keys, values: for one kind of planes.
         layers: first layer, last layer (None: to the end) and codec; the first run that holds a layer counts.
+        options: those that were given beside ``codec``, for it alone.
     """
 
     codec: Codec
     keys: Codec | None = None
     values: Codec | None = None
     layers: tuple[tuple[int, int | None, Codec], ...] = ()
+    options: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -74,11 +76,14 @@ class Choice:
         def get(spec: str | Codec) -> Codec:
             return spec if isinstance(spec, Codec) else made.setdefault(spec, get_codec(spec))
 
+        def of_kind(spec: str | Codec | None) -> Codec | None:
+            return None if spec is None else get(spec)
+
         default = get_codec(codec, **options)
         if isinstance(codec, str) and not options:
             made[codec] = default
         runs = tuple((first, last, get(spec)) for first, last, spec in _parse_layers(layers))
-        return cls(default, None if keys is None else get(keys), None if values is None else get(values), runs)
+        return cls(default, of_kind(keys), of_kind(values), runs, tuple(options))
 
     def __call__(self, plane: Plane) -> Codec:
         for first, last, codec in self.layers:
@@ -94,7 +99,7 @@ class Choice:
         return any(codec is not None and codec.studies for codec in given)
 
     def check(self, planes: Sequence[Plane]) -> None:
-        """Raises ``UsageError`` for layers that no plane has."""
+        """Raises ``UsageError`` for layers that no plane has, and for options of a codec that no plane is given to."""
         layers = {plane.layer for plane in planes if plane.kind != "bytes"}
         for first, last, codec in self.layers:
             if last is not None and layers and last > max(layers):
@@ -110,6 +115,12 @@ class Choice:
                     f"{min(layers, default=0)} to {max(layers, default=0)}",
                     code="layer-codec",
                 )
+        if self.options and layers and not any(self(plane) is self.codec for plane in planes if plane.kind != "bytes"):
+            raise UsageError(
+                f"{', '.join(self.options)}: for codec {self.codec.name!r}, which has nothing to code: all keys and "
+                "values have codecs of their own; write their options there, as in kivi:bits=2",
+                code="codec-option",
+            )
 
 
 def _parse_layers(text: str | None) -> list[tuple[int, int | None, str]]:

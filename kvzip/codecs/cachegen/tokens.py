@@ -51,7 +51,9 @@ class Tokens:
             device.scratch("cachegen.slot_words", (count, tiles), np.uint32),
             tiles,
         )
-        exact_from_start = np.array([max(0, sinks - block.start) for block in batch.blocks], np.uint32)
+        exact_from_start = np.array(
+            [min(max(0, sinks - block.start), block.tokens) for block in batch.blocks], np.uint32
+        )
         device.launch(
             f"cachegen_tiles_{element_suffix(batch)}", count * tiles, tokens.planes,
             device.to_device(exact_from_start), tokens.slots, tokens.slot_words, tokens.maxima, tokens.exact,

@@ -14,6 +14,7 @@ quantizer of equal quality. docs/kvtc.md tells why, docs/format.md how. Each blo
 from __future__ import annotations
 
 import copy
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -51,9 +52,9 @@ class KvTc(Codec):
 
     Args:
         level: 1 to 9; each finer one has a step smaller by ``2 ** (3 / 8)`` and costs about 0.37 bits more.
-        step: the step itself, in units of values' rms; wins over ``level``.
-        bits: bits a number that the file shall take, all counted; the step is searched for.
-        max_error: relative error that no plane shall exceed; the step is searched for.
+        step: the step itself, in units of values' rms, in place of ``level``.
+        bits: bits a number that the file shall take, all counted; the step is searched for, in place of ``level``.
+        max_error: relative error that no plane shall exceed; likewise.
         rope: ``"auto"`` finds the keys' rotation in the file, ``"none"``, or a description such as ``"theta=1e6"``.
         profile: path or hash of a trained profile, which has the rotation, too.
         effort: 1 to 9; with a profile, each higher one codes coefficients that are smaller by ``2 ** (1 / 2)``: less
@@ -66,6 +67,7 @@ class KvTc(Codec):
     """
 
     name = "kvtc"
+    found = ("step_at",)
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class KvTc(Codec):
         bits: float | None = None,
         max_error: float | None = None,
         rope: str | Mapping[str, Any] = "auto",
-        profile: str | None = None,
+        profile: str | os.PathLike[str] | None = None,
         effort: int = 5,
         sinks: int = 1,
         window: int = 0,
@@ -85,8 +87,8 @@ class KvTc(Codec):
             raise UsageError(f"level must be 1 to 9, got {level}")
         if not 1 <= effort <= 9:
             raise UsageError(f"effort must be 1 to 9, got {effort}")
-        if sum(target is not None for target in (step, step_at, bits, max_error)) > 1:
-            raise UsageError("step, bits and max_error exclude each other")
+        if sum(target is not None for target in (step, step_at, bits, max_error)) + (level != 5) > 1:
+            raise UsageError("level, step, bits and max_error exclude each other")
         if bits is not None and not 0 < bits <= 32:
             raise UsageError(f"bits must be above 0, at most 32, got {bits}")
         if max_error is not None and not 0 < max_error < 1:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from kvzip.cache import Block, Plane
-from kvzip.codecs import suggest
 from kvzip.codecs.base import Batch, Codec, Encoded, Sections
 from kvzip.codecs.fp8 import Fp8
+from kvzip.codecs.options import suggest
 from kvzip.codecs.raw import Raw
 from kvzip.codecs.turboquant.rotation import MAX_HEAD_DIM
 from kvzip.codecs.turboquant.slots import Slots
@@ -65,6 +65,7 @@ class TurboQuant(Codec):
     """
 
     name = "turboquant"
+    found = ("layers",)
 
     def __init__(
         self, *, preset: str = "turboquant_k8v4", tuned: bool = True, sinks: int | None = None,
@@ -82,10 +83,8 @@ class TurboQuant(Codec):
         }  # fmt: skip
         given = (sinks, skip_first_layers, skip_last_layers, block_size, head_dim, layers)
         for (option, least), value in zip(limits.items(), given, strict=True):
-            if value is not None and (type(value) is not int or value < least):
-                raise UsageError(f"turboquant: {option} must be a number from {least} on, got {value!r}")
-        if type(tuned) is not bool:
-            raise UsageError(f"turboquant: tuned must be true or false, got {tuned!r}")
+            if value is not None and value < least:
+                raise UsageError(f"turboquant: {option} must be a number from {least} on, got {value}")
         if sinks and not tuned:
             raise UsageError(
                 "turboquant: sinks must be 0 with tuned=false, which quantizes every token as LMCache does"
