@@ -8,12 +8,12 @@ with kvzip.open("kv.safetensors.kvz") as cache:
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from kvzip._version import __version__
 
+TYPE_CHECKING = False  # here is what every start of the command loads first
 if TYPE_CHECKING:
+    from typing import Any
+
     from kvzip.api import Cache, compress, decompress, open
     from kvzip.codecs import available_codecs, get_codec, register_codec
     from kvzip.codecs.base import Codec
@@ -52,7 +52,9 @@ def __getattr__(name: str) -> Any:
     """Public names are imported when they are used: ``kvzip --version`` needs none of them, nor numpy."""
     if name not in _HOMES:
         raise AttributeError(f"module 'kvzip' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

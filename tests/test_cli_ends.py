@@ -200,6 +200,51 @@ def test_a_signal_ends_the_run_and_leaves_nothing_behind(cache: Path, number: si
     assert names(cache.parent) == ["kv.safetensors"]
 
 
+AT_IMPORT = """
+import os, signal, sys
+
+class Sender:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.{number})
+
+sys.meta_path.insert(0, Sender())
+sys.argv = ["kvzip", *{arguments!r}]
+from kvzip.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "kvzip.cli.failures", "typer", "kvzip.cli.compress", "numpy", "numpy._core._multiarray_umath", "ml_dtypes",
+        "ml_dtypes._ml_dtypes_ext", "kvzip.api", "kvzip.pipeline.encoding", "kvzip.codecs.cachegen",
+    ],
+)  # fmt: skip
+def test_a_signal_in_the_midst_of_an_import_shows_no_traceback(cache: Path, module: str, number: str) -> None:
+    """From the first import of the command on; some modules would print what their import is ended by."""
+    code = AT_IMPORT.format(module=module, number=number, arguments=["compress", str(cache)])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+    assert done.stderr.decode() == f"kvzip: stopped by {number}\n"
+    assert done.returncode == 128 + getattr(signal, number)
+    assert names(cache.parent) in (["kv.safetensors"], ["kv.safetensors", "kv.safetensors.kvz"])
+
+
+def test_what_a_finalizer_is_ended_by_is_no_traceback(cache: Path) -> None:
+    code = (
+        "import os, signal, kvzip.api\n"
+        "class Last:\n"
+        "    def __del__(self): os.kill(os.getpid(), signal.SIGTERM); [None for _ in range(9)]\n"
+        "kvzip.api.compress = lambda *_, **__: [Last() and None, signal.pause()]\n"
+        f"import sys; sys.argv = ['kvzip', 'compress', {str(cache)!r}]\n"
+        "from kvzip.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (143, b"kvzip: stopped by SIGTERM\n")
+
+
 def test_a_signal_that_the_parent_ignores_stays_ignored(cache: Path) -> None:
     done = process("compress", cache, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     assert done.returncode == 0

@@ -7,25 +7,22 @@ Whatever happens, it ends with a message on standard error and a documented exit
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
 
-from kvzip.cli.failures import CLOSED_PIPE, Stopped, explain, is_closed_pipe
-from kvzip.cli.messages import Messages
+from kvzip.cli import signals
+
+TYPE_CHECKING = False  # typing itself takes its time, in which a signal would show a traceback
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
 
 __all__ = ["main", "run"]
 
 
 def main() -> NoReturn:
     """Run the command line of this process and exit."""
+    signals.heed()
     _open_closed_streams()
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)
-        # What the parent ignores stays ignored: nohup, background jobs.
-        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _stop)
     code = run(sys.argv[1:])
     _leave_quietly()
     # Not by Python's own way out: that takes 50 ms to free all objects one by one, and aborts if a reader that still
@@ -35,6 +32,9 @@ def main() -> NoReturn:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line ``arguments`` and return the exit code."""
+    from kvzip.cli.failures import CLOSED_PIPE, explain, is_closed_pipe
+    from kvzip.cli.messages import Messages
+
     Messages.reset()
     try:
         _invoke(arguments)
@@ -44,10 +44,10 @@ def run(arguments: Sequence[str]) -> int:
     except BaseException as error:
         if is_closed_pipe(error):
             return CLOSED_PIPE
-        if os.environ.get("KVZIP_DEBUG", "0") != "0" and not isinstance(error, Stopped):
+        if os.environ.get("KVZIP_DEBUG", "0") not in ("", "0") and not isinstance(error, signals.Stopped):
             raise
-        # A signal may come out as another error: what numpy's import is stopped by, it takes for its own failure.
-        failure = explain(_received[0] if _received else error)
+        # A signal may come out as another error: what an import is stopped by, some take for its own failure.
+        failure = explain(signals.Stopped(signals.received[0]) if signals.received else error)
         Messages.current.error(failure)
         return failure.exit_code
     return 0
@@ -64,10 +64,13 @@ def _invoke(arguments: Sequence[str]) -> None:
     command = typer.main.get_command(application(arguments[:1] if arguments and arguments[0] in VERBS else VERBS))
     try:
         with command.make_context("kvzip", list(arguments)) as context:
+            signals.body = _invoke.__code__
             command.invoke(context)
     except typer.Exit as end:
         sys.stdout.flush()
         sys.exit(end.exit_code)
+    finally:
+        signals.body = None
 
 
 def _open_closed_streams() -> None:
@@ -79,15 +82,6 @@ def _open_closed_streams() -> None:
         if getattr(sys, name) is None:
             number = os.open(os.devnull, os.O_WRONLY if name == "stderr" else os.O_RDONLY)
             setattr(sys, name, os.fdopen(number, mode))
-
-
-_received: list[Stopped] = []
-"""The signal that ends this process."""
-
-
-def _stop(number: int, frame: object) -> None:
-    _received.append(Stopped(number))
-    raise _received[-1]
 
 
 def _leave_quietly() -> None:

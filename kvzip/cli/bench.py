@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvzip.cli import options, text
-from kvzip.cli.failures import Stopped
 from kvzip.cli.items import for_each
 from kvzip.cli.progress import ProgressStyle
+from kvzip.cli.signals import Stopped
 from kvzip.errors import KvzipError, UsageError
 
 if TYPE_CHECKING:

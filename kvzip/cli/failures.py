@@ -6,6 +6,7 @@ import errno
 import signal
 from typing import NamedTuple
 
+from kvzip.cli.signals import Stopped
 from kvzip.errors import KvzipError, LimitError, UsageError
 
 CLOSED_PIPE = 128 + 13
@@ -38,14 +39,6 @@ WORDING = {
     "Input should be": "must be",
 }
 """What a person understands of Typer's messages about values."""
-
-
-class Stopped(BaseException):
-    """A signal asks the process to end. No ``Exception``: nothing on the way shall take it for an error to handle."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
 
 
 class Failure(NamedTuple):
