@@ -150,6 +150,14 @@ def test_odd_head_dim(dtype: str, odd_toy: Profile) -> None:
     check(tensors, step=STEP, profile=odd_toy.hash, near=0.2)
 
 
+@pytest.mark.parametrize("dims", [(1, 1), (1, 32), (32, 1), (2, 3)])
+def test_heads_too_narrow_for_a_rotation_are_left_alone(dims: tuple[int, int]) -> None:
+    """Layers may have heads of their own width: what is found out is never what does not fit."""
+    whole = cache(60, 32, np.float16)
+    tensors = {name: np.ascontiguousarray(array[..., : dims[".0." not in name]]) for name, array in whole.items()}
+    check(tensors, step=STEP, rope="auto", near=0.2)
+
+
 def test_a_rotation_that_contradicts_the_cache_is_refused_or_harmless() -> None:
     """More layers than are told and wider rotations are refused; a wrong theta only costs accuracy."""
     tensors = cache(60, 32, np.float16)

@@ -46,18 +46,19 @@ class Detection:
 def detect(keys: Sequence[np.ndarray]) -> Detection | None:
     """The rotation of ``keys``, one array ``[T, heads, head_dim]`` a layer; None if nothing stands out.
 
-    A few layers and at most 1024 tokens are looked at; layers of fewer than 32 tokens, or with NaN or Inf, are not.
+    A few layers and at most 1024 tokens are looked at; layers of fewer than 32 tokens, with NaN or Inf, or with heads
+    of one channel, which cannot turn, are not.
     """
     # The first token is the attention sink: it is like no other.
     samples = [array[1 : TOKENS + 1].astype(np.float32) for array in sample_of(keys)]
-    samples = [x for x in samples if len(x) >= LEAST_TOKENS and np.isfinite(x).all()]
+    samples = [x for x in samples if len(x) >= LEAST_TOKENS and x.shape[-1] > 1 and np.isfinite(x).all()]
     if not samples:
         return None
     candidates = [
         Rope(theta, rotary=rotary, interleaved=interleaved)
         for theta in THETAS
         for interleaved in (False, True)
-        for rotary in _widths(samples[0].shape[-1])
+        for rotary in _widths(min(x.shape[-1] for x in samples))
     ]
     unchanged = float(np.mean([spread(x) for x in samples]))
     gains = []

@@ -359,7 +359,7 @@ def _found(planes: Sequence[Plane], read: Read, notice: Callable[[str], None]) -
 
     keys = [plane for plane in planes if plane.kind == "key" and plane.sequence == planes[0].sequence]
     found = detect([read(plane, 0, min(plane.tokens, TOKENS + 1)) for plane in sample_of(keys)]) if keys else None
-    if found is None:
+    if found is None or any(plane.head_dim < (found.rope.rotary or 2) for plane in keys):
         notice("kvtc: no rotation stands out in the keys; they are coded as they are (--rope tells it)")
         return Ropes()
     notice(f"kvtc: keys are rotated ({rotation(found.rope)}); undone, that saves {found.gain:.2f} bits a number")
