@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import secrets
@@ -16,6 +17,9 @@ from kvzip.errors import KvzipError, RefusedError
 
 STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 """Its names: opened by path, a redirected standard output would be written from its start again."""
+
+NO_SPACE = (errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC))
+"""Numbers of errors that writing alone meets; the system does not say of which file."""
 
 _umask_lock = threading.Lock()
 
@@ -41,14 +45,14 @@ def create_file(
     if str(target) in STDOUT or _is_special(path):
         yield from _direct(str(target))
         return
-    path = Path(os.path.realpath(path))  # a link's target is replaced, not the link
+    path = _real(target)
     check_target(path, force=force, sources=sources)
     temporary = _temporary_name(path)
     try:
         try:
             fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o600)
         except OSError as error:
-            raise _cannot_write(path, error) from error
+            raise cannot_write(path, error) from error
         with _closing(fd, path):
             yield io.FileIO(fd, "wb", closefd=False)
             _finish(fd, like)
@@ -76,7 +80,7 @@ def create_folder(
     With ``force`` a folder in the way is moved aside first and deleted only when the new one stands; with ``sync`` all
     files have reached the disk by then.
     """
-    path = Path(os.path.realpath(target))
+    path = _real(target)
     check_target(path, force=force, sources=sources)
     temporary = _temporary_name(path)
     old = temporary.with_suffix(".old")
@@ -84,10 +88,15 @@ def create_folder(
         try:
             temporary.mkdir(mode=0o700)
         except OSError as error:
-            raise _cannot_write(path, error) from error
-        yield temporary
-        if sync:
-            _sync(*temporary.rglob("*"), temporary)
+            raise cannot_write(path, error) from error
+        try:
+            yield temporary
+            if sync:
+                _sync(*temporary.rglob("*"), temporary)
+        except OSError as error:
+            if error.errno in NO_SPACE:
+                raise cannot_write(path, error) from error
+            raise
         temporary.chmod(0o777 & ~_umask())
         if force and path.exists():
             path.rename(old)
@@ -96,7 +105,7 @@ def create_folder(
         except OSError as error:
             if old.exists():
                 old.rename(path)
-            raise _cannot_write(path, error) from error
+            raise cannot_write(path, error) from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -115,7 +124,7 @@ def check_target(path: Path, *, force: bool = False, sources: Iterable[str | os.
     except FileNotFoundError:
         return
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
     for source in sources:
         with suppress(OSError):
             if os.path.samestat(Path(source).stat(), found):
@@ -127,6 +136,13 @@ def check_target(path: Path, *, force: bool = False, sources: Iterable[str | os.
 def _temporary_name(path: Path) -> Path:
     """A name beside ``path`` that nobody has. It is known before the file is there: a signal can come in between."""
     return path.parent / f".{path.name[:64]}.{secrets.token_hex(8)}.tmp"
+
+
+def _real(target: str | os.PathLike[str]) -> Path:
+    """Where a target lies: what a link leads to is replaced, not the link. An empty name is not the current folder."""
+    if not os.fspath(target):
+        raise cannot_write("''", FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
+    return Path(os.path.realpath(target))
 
 
 def _is_special(path: Path) -> bool:
@@ -144,24 +160,29 @@ def _direct(target: str) -> Iterator[io.FileIO]:
     try:
         fd = os.dup(1) if target in STDOUT else os.open(target, os.O_WRONLY)
     except OSError as error:
-        raise _cannot_write(name, error) from error
+        raise cannot_write(name, error) from error
     with _closing(fd, name):
         yield io.FileIO(fd, "wb", closefd=False)
 
 
 @contextmanager
 def _closing(fd: int, name: str | Path) -> Iterator[None]:
-    """Close ``fd`` whatever happens; an error of that close is an error unless another one is under way."""
+    """Close ``fd`` whatever happens; an error of that close is an error unless another one is under way.
+
+    Lack of space is told with ``name``.
+    """
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.close(fd)
+        if isinstance(error, OSError) and error.errno in NO_SPACE:
+            raise cannot_write(name, error) from error
         raise
     try:
         os.close(fd)
     except OSError as error:
-        raise _cannot_write(name, error) from error
+        raise cannot_write(name, error) from error
 
 
 def _finish(fd: int, like: os.stat_result | None) -> None:
@@ -188,7 +209,7 @@ def _move(temporary: Path, path: Path, force: bool) -> None:
                 return
         temporary.replace(path)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise cannot_write(path, error) from error
 
 
 def _sync(*paths: Path) -> None:
@@ -208,5 +229,6 @@ def _umask() -> int:
     return mask
 
 
-def _cannot_write(path: str | Path, error: OSError) -> KvzipError:
+def cannot_write(path: str | Path, error: OSError) -> KvzipError:
+    """What is raised for an error of the system about a target."""
     return KvzipError(f"{path}: cannot be written: {error.strerror or error}", code="write-failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -145,8 +146,37 @@ def test_a_full_disk_is_an_error(packed: Path, cache: Path) -> None:
     with Path("/dev/full").open("wb") as full:
         for arguments in (["inspect", packed], ["decompress", "-c", packed], ["compress", "-c", cache]):
             done = subprocess.run([*KVZIP, *map(str, arguments)], stdout=full, stderr=subprocess.PIPE, timeout=60)
-            assert done.returncode == 1 and b"No space" in done.stderr and b"Traceback" not in done.stderr
-    assert process("compress", cache, "-o", "/dev/full").returncode == 1
+            assert done.returncode == 1
+            assert done.stderr == b"kvzip: standard output: cannot be written: No space left on device\n"
+    done = process("compress", cache, "-o", "/dev/full")
+    assert (done.returncode, done.stderr) == (1, b"kvzip: /dev/full: cannot be written: No space left on device\n")
+
+
+def test_lack_of_space_names_what_could_not_be_written(cache: Path, packed: Path) -> None:
+    """Files may have 1000 bytes here."""
+    import resource
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+
+    other = cache_file(cache.with_name("other.safetensors"))
+    back, before = cache.with_name("back"), names(cache.parent)
+    packed.rename(packed.with_suffix(".moved"))
+    done = process("compress", cache, other, "--progress", "json", preexec_fn=limit)
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    errors = [event for event in events if event["event"] == "error"]
+    assert [(error.get("input"), error["code"]) for error in errors] == [
+        (str(cache), "write-failed"), (str(other), "write-failed"), (None, "partial"),
+    ]  # fmt: skip
+    assert [error["message"] for error in errors[:2]] == [
+        f"{name}.kvz: cannot be written: File too large" for name in (cache, other)
+    ]
+    packed.with_suffix(".moved").rename(packed)
+    done = process("decompress", packed, "-o", back, preexec_fn=limit)
+    assert (done.returncode, done.stderr.decode()) == (1, f"kvzip: {back}: cannot be written: File too large\n")
+    done = process("compress", "--codec", "kvtc", "-o", back, input=cache.read_bytes(), preexec_fn=limit)
+    assert done.returncode == 7 and b"the temporary folder" in done.stderr
+    assert names(cache.parent) == before
 
 
 def test_binary_data_is_kept_from_a_terminal_unless_forced(cache: Path) -> None:

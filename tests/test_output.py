@@ -95,8 +95,14 @@ def test_a_fifo_is_written_directly(tmp_path: Path) -> None:
 
 
 def test_a_device_is_written_directly_and_its_errors_are_seen() -> None:
-    with pytest.raises(OSError, match="space"), create_file("/dev/full") as output:
+    with pytest.raises(KvzipError, match="/dev/full: cannot be written: No space"), create_file("/dev/full") as output:
         output.write(b"x")
+
+
+def test_an_empty_name_is_not_the_current_folder() -> None:
+    for create in (create_file, create_folder):
+        with pytest.raises(KvzipError, match="'': cannot be written: No such file"), create("", force=True):
+            pass
 
 
 def test_a_missing_folder_is_an_error_that_names_the_target(tmp_path: Path) -> None:

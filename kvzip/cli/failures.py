@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from kvzip.cli.signals import Stopped
 from kvzip.errors import KvzipError, LimitError, UsageError
+from kvzip.output import NO_SPACE, cannot_write
 
 CLOSED_PIPE = 128 + 13
 """As if SIGPIPE had ended the run: what reads our output (``| head``) has seen enough."""
@@ -37,6 +38,7 @@ WORDING = {
     "Input should be a valid integer, unable to parse string as an integer": "must be a whole number",
     "Input should be a valid number, unable to parse string as a number": "must be a number",
     "Input should be": "must be",
+    "Value error, ": "",
 }
 """What a person understands of Typer's messages about values."""
 
@@ -59,6 +61,9 @@ def explain(error: BaseException) -> Failure:
         return Failure("stopped by SIGINT", "stopped", 130)
     if _is_exhaustion(error):
         return Failure(f"out of memory{f': {error}' if str(error) else ''}", "memory", LimitError.exit_code)
+    if isinstance(error, OSError) and error.errno in NO_SPACE and error.filename is None:
+        # Files tell their names themselves (kvzip.output): this is where answers are printed.
+        return explain(cannot_write("standard output", error))
     if isinstance(error, OSError):
         return Failure(_system_message(error), "system", 1)
     if hasattr(error, "format_message"):  # Typer's own, whose class has no public name
@@ -85,13 +90,13 @@ def _is_exhaustion(error: BaseException) -> bool:
 
 def _system_message(error: OSError) -> str:
     reason = error.strerror or str(error)
-    return f"{error.filename}: {reason}" if error.filename is not None else reason
+    return f"{error.filename or repr('')}: {reason}" if error.filename is not None else reason
 
 
 def _usage_message(error: BaseException) -> str:
     context = getattr(error, "ctx", None)
-    hint = f"; see '{context.command_path} --help'" if context else ""
     message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
     for theirs, ours in WORDING.items():
         message = message.replace(theirs, ours)
-    return f"{message}{hint}"
+    see = f"see '{context.command_path} --help'" if context else ""
+    return f"{message} ({see})" if see and message.endswith("?") else f"{message}{see and '; '}{see}"

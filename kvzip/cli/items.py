@@ -21,10 +21,12 @@ def for_each(inputs: Sequence[str], work: Callable[[str], None], done: str, mess
     A single input raises its own error; of several, each failure is told, then ``PartialError`` counts them.
     """
     if len(inputs) == 1:
+        (messages.input,) = inputs
         work(inputs[0])
         return
     failed = 0
     for name in inputs:
+        messages.input = name
         try:
             work(name)
         except (KvzipError, OSError, MemoryError) as error:
@@ -32,6 +34,7 @@ def for_each(inputs: Sequence[str], work: Callable[[str], None], done: str, mess
                 raise
             failed += 1
             messages.error(explain(error))
+    messages.input = None
     if failed:
         raise PartialError(f"{failed} of {len(inputs)} inputs failed, {len(inputs) - failed} {done}")
 

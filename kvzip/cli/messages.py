@@ -18,9 +18,13 @@ class Messages:
         quiet: only errors.
         verbose: details too.
         as_json: one JSON object per line, each with an ``event``: ``progress``, ``notice``, ``result`` or ``error``.
+
+    Attributes:
+        input: the input that is worked on, if it is one; JSON lines of errors name it.
     """
 
     current: ClassVar[Messages]
+    input: str | None = None
 
     def __init__(self, quiet: bool = False, verbose: int = 0, as_json: bool = False) -> None:
         self.quiet = quiet
@@ -35,7 +39,8 @@ class Messages:
 
     def error(self, failure: Failure) -> None:
         """What failed, and why."""
-        self._put("error", failure.message, code=failure.code, exit_code=failure.exit_code)
+        which = {} if self.input is None else {"input": self.input}
+        self._put("error", failure.message, **which, code=failure.code, exit_code=failure.exit_code)
 
     def notice(self, text: str) -> None:
         """What a user should know though nothing failed."""

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import BinaryIO
 
 from kvzip.errors import LimitError
+from kvzip.output import NO_SPACE
 from kvzip.tensorfile import TensorSink, TensorSource, open_sink, open_tensors
 
 PIECE = 4 << 20
@@ -21,7 +22,8 @@ def spooled_source(
 ) -> Iterator[TensorSource]:
     """A copy of ``source`` in the temporary folder, which can be read at random."""
     with _spool(f"{source.name} is a pipe, but {reason}", sum(file.size for file in source.files), notice) as file:
-        _fill(source, file)
+        with _enough_room():
+            _fill(source, file)
         with open_tensors(file) as copy:
             copy.name = source.name
             yield copy
@@ -32,8 +34,8 @@ def spooled_sink(sink: TensorSink, notice: Callable[[str], None]) -> Iterator[Te
     """A temporary file that can be written at random, and is copied to ``sink`` on a clean exit."""
     (target,) = sink.files
     with _spool(f"the output is a pipe, but {OUT_OF_ORDER}", target.size, notice) as file:
-        copy = open_sink(file, sink.files)
-        yield copy
+        with _enough_room():
+            yield open_sink(file, sink.files)
         file.seek(position := len(target.header))
         while piece := file.read(PIECE):
             sink.write_at(0, position, piece)
@@ -46,12 +48,28 @@ def _spool(why: str, size: int, notice: Callable[[str], None]) -> Iterator[Binar
     notice(f"{why}: {size} bytes go through a temporary file in {folder} (TMPDIR)")
     stats = os.statvfs(folder) if hasattr(os, "statvfs") else None
     if stats is not None and stats.f_bavail * stats.f_frsize < size:
-        raise LimitError(
-            f"the temporary folder {folder} has no room for {size} bytes; set TMPDIR, or use files instead of pipes",
-            code="spool-space",
-        )
+        raise _no_room()
     with tempfile.TemporaryFile(buffering=0) as file:
         yield file
+
+
+@contextmanager
+def _enough_room() -> Iterator[None]:
+    """Others write to the temporary folder, too."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            raise _no_room() from error
+        raise
+
+
+def _no_room() -> LimitError:
+    folder = tempfile.gettempdir()
+    return LimitError(
+        f"the temporary folder {folder} has too little room; set TMPDIR, or use files instead of pipes",
+        code="spool-space",
+    )
 
 
 def _fill(source: TensorSource, file: BinaryIO) -> None:
