@@ -132,6 +132,8 @@ def test_incomplete_caches_are_loud_unless_the_layout_is_named(code: str) -> Non
 def test_the_missing_layers_are_named() -> None:
     with pytest.raises(UsageError, match="layers 2-3 of 0-4 are missing"):
         mapped(BROKEN["layer-missing"])
+    with pytest.raises(UsageError, match="layer 1 of 0-2 is missing"):
+        mapped({f"layers.{n}.{k}": zeros(2, 5, 4) for n in (0, 2) for k in ("key", "value")})
 
 
 def test_two_tensors_for_one_plane_are_refused() -> None:

@@ -46,9 +46,10 @@ def check_whole(source: TensorSource, layout: Layout, cache_map: CacheMap) -> No
     present = {plane.layer for plane in planes}
     missing = set(range(min(present), max(present))) - present if planes and max(present) < 10**5 else set()
     if missing and not layout.partial:
+        which = "layer {} of {} is" if len(missing) == 1 else "layers {} of {} are"
+        told = which.format(layers_text(sorted(missing)), f"{min(present)}-{max(present)}")
         raise UsageError(
-            f"{source.name}: layers {layers_text(sorted(missing))} of {min(present)}-{max(present)} are missing; "
-            f"{overrule}",
+            f"{source.name}: {told} missing; {overrule}",
             code="layer-missing",
         )
     owner = {plane.index: tensor_map.tensor for tensor_map in cache_map.maps for plane in tensor_map.planes}

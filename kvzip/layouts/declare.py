@@ -129,6 +129,11 @@ class Split:
     heads: int | None = None
     head_dim: int | None = None
 
+    def __str__(self) -> str:
+        """As the user says it."""
+        given = {"--heads": self.heads, "--head-dim": self.head_dim}
+        return " ".join(f"{option} {number}" for option, number in given.items() if number is not None)
+
     def contradicts(self, grid: Grid) -> bool:
         width = grid.size("D") * grid.size("2D") // (2 if grid.channel_axis == "2D" else 1)
         return "H" in grid.axes and (self.heads not in (None, grid.size("H")) or self.head_dim not in (None, width))
@@ -137,8 +142,7 @@ class Split:
         """Heads of a tensor without an H axis. Raises ``UsageError`` where the user's numbers do not fit."""
         if self.contradicts(grid):
             raise UsageError(
-                f"tensor {tensor}: the layout {spell(grid.axes)} has {grid.size('H')} heads, not "
-                f"--heads {self.heads} --head-dim {self.head_dim}",
+                f"tensor {tensor}: the layout {spell(grid.axes)} has {grid.size('H')} heads, not {self}",
                 code="layout-heads",
             )
         if grid.channel_axis not in ("C", "2C"):
@@ -146,7 +150,7 @@ class Split:
         heads = self.heads or grid.channels // (self.head_dim or grid.channels)
         if grid.channels != heads * (self.head_dim or grid.channels // max(heads, 1)):
             raise UsageError(
-                f"tensor {tensor}: {grid.channels} channels are not --heads {self.heads} --head-dim {self.head_dim}",
+                f"tensor {tensor}: {grid.channels} channels are not {self}",
                 code="layout-heads",
             )
         return heads
