@@ -162,6 +162,64 @@ def test_values_are_refused_in_our_words(cache: Path, value: str, capsys: Captur
         assert "Input" not in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("compres",), "'compres'. Did you mean 'compress', 'decompress'? (see 'kvzip --help')\n"),
+        (("compress", "--progress", "loud"), "'--progress': 'loud' is not one of 'auto', 'json', 'none'; see"),
+        (("compress", "FILE", "--embed-profile"), ": no codec of the file uses a profile that could be embedded\n"),
+        (("compress", "FILE", "--heads", "5"), "2 heads, not --heads 5\n"),
+        (("compress", "FILE", "--head-dim", "9"), "2 heads, not --head-dim 9\n"),
+        (("compress", "FILE", "--heads", "2", "--head-dim", "9"), "2 heads, not --heads 2 --head-dim 9\n"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_words(cache: Path, arguments: tuple[str, ...], told: str, capsys: Capture) -> None:
+    assert kvzip(*(cache if argument == "FILE" else argument for argument in arguments)) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_standard_input_is_called_so_as_a_file_and_as_a_pipe(cache: Path, packed: Path) -> None:
+    for verb, path in (("compress", cache), ("decompress", packed), ("verify", packed)):
+        path.write_bytes(path.read_bytes()[:2000])
+        with path.open("rb") as file:
+            for done in (process(verb, stdin=file), process(verb, input=path.read_bytes())):
+                assert done.returncode == 3 and done.stderr.startswith(b"kvzip: standard input"), done.stderr
+                assert b"stdin" not in done.stderr
+
+
+def test_an_empty_name_is_no_file(cache: Path, packed: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Python takes it for the current folder."""
+    monkeypatch.chdir(cache.parent)
+    before = sorted(cache.parent.iterdir())
+    for arguments in [
+        *(
+            [verb, ""]
+            for verb in ("compress", "decompress", "inspect", "verify", "bench", "repair", "import", "export")
+        ),
+        *(["compress", cache, "-f", option, ""] for option in ("-o", "--profile", "--model-config", "--token-ids")),
+        *(["decompress", packed, "-f", option, ""] for option in ("-o", "--profile", "--expect-tokens")),
+        *(["bench", cache, option, ""] for option in ("--queries", "--model", "--text", "--plot")),
+        *(["train", cache, "-o", name, option, ""] for name in ("", "x") for option in ("--state", "--model-config")),
+        ["inspect", packed, "--plot", ""],
+        ["verify", packed, "--against", ""],
+    ]:
+        assert kvzip(*arguments) == 1, arguments
+        assert "'': No such file or directory" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError):
+        api.compress("")
+    assert sorted(cache.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    "useless", [("-o", "x"), ("-c",), ("--layers", "0"), ("--tokens", ":8"), ("--member", "0"), ("--level", "0")]
+)
+def test_a_test_refuses_what_it_has_no_use_for(packed: Path, useless: tuple[str, ...], capsys: Capture) -> None:
+    assert kvzip("decompress", "-t", packed, *useless) == 2
+    assert f"leave out {useless[0]}" in capsys.readouterr().err
+    assert kvzip("decompress", "-t", packed) == 0
+
+
 def test_the_api_gives_no_advice_for_the_command_line(cache: Path, packed: Path, capsys: Capture) -> None:
     with pytest.raises(RefusedError) as error:
         api.compress(cache, packed)

@@ -23,6 +23,7 @@ def main() -> NoReturn:
     """Run the command line of this process and exit."""
     signals.heed()
     _open_closed_streams()
+    sys.stdin.buffer.raw.name = "standard input"  # type: ignore[union-attr]  # for messages, in place of <stdin>
     code = run(sys.argv[1:])
     _leave_quietly()
     # Not by Python's own way out: that takes 50 ms to free all objects one by one, and aborts if a reader that still

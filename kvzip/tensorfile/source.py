@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import math
 import os
@@ -135,6 +136,8 @@ def open_tensors(source: str | Path | BinaryIO) -> TensorSource:
     if isinstance(source, str) and source == "-":
         return _open_stream(sys.stdin.buffer, "standard input")
     if isinstance(source, (str, Path)):
+        if source == "":  # no file's name; to Path the current folder's
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
         path = Path(source)
         return _open_folder(path) if path.is_dir() else _open_file(path)
     return _open_stream(source, str(getattr(source, "name", "stream")))
