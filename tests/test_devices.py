@@ -153,6 +153,8 @@ def test_the_environment_chooses_the_level(monkeypatch: pytest.MonkeyPatch) -> N
     assert Cpu(1).level == runnable_levels(HOST)[-1]
     monkeypatch.setenv("KVZIP_CPU", HOST.levels[0])
     assert Cpu(1).level == HOST.levels[0]
+    monkeypatch.setenv("KVZIP_CPU", "")
+    assert Cpu(1).level == runnable_levels(HOST)[-1]
 
 
 @pytest.mark.usefixtures("native")

@@ -49,7 +49,7 @@ class Cpu(Device):
         if threads is not None and threads < 1:
             raise UsageError(f"threads must be at least 1, got {threads}", code="bad-threads")
         self.threads = threads or available_cores()
-        self.level = _choose_level(level or os.environ.get("KVZIP_CPU"))
+        self.level = _choose_level(level or os.environ.get("KVZIP_CPU") or None)
         self._library = _load(self.level)
         self._kernels: dict[str, Any] = {}
 
