@@ -46,7 +46,9 @@ struct Fp8Format {
     vm32 beyond = bits > LIMIT;
     vu32 code = select(beyond, splat(saturate ? LARGEST : OVERFLOW), rounded.code);
     code = select(bits > 0x7f800000u, splat(0x7f), code);
-    return {code, select(beyond, as_float(splat(saturate ? (u32)TOP : 0x7f800000u)), rounded.magnitude)};
+    // Where there are no infinities, the code beyond is that of NaN.
+    constexpr u32 LOST = OVERFLOW == 0x7f ? 0x7fc00000 : 0x7f800000;
+    return {code, select(beyond, as_float(splat(saturate ? (u32)TOP : LOST)), rounded.magnitude)};
   }
 };
 
@@ -145,10 +147,12 @@ struct Fp8Encoder {
       Fp8Code coded = F::encode(S == UNSCALED ? x : x / scale, saturate);
       codes.v[i] = coded.code;
       vf32 restored = S == UNSCALED ? coded.magnitude : E::to_float(E::from_float(coded.magnitude * scale));
-      vf32 difference = restored - x;
-      // NaN and infinities have no error to speak of.
-      vm32 finite = absolute(difference) < as_float(splat(0x7f800000));
-      loss.add(i, select(finite, x, splatf(0.f)), select(finite, difference, splatf(0.f)));
+      // A NaN stays one. What becomes infinite or NaN, or no longer is infinite, has an infinite error.
+      const vf32 infinity = as_float(splat(0x7f800000));
+      vf32 difference = absolute(restored - x);
+      difference = select((vm32)(difference < infinity), difference, infinity);
+      difference = select((vm32)(restored == x) | (vm32)(x != x), splatf(0.f), difference);
+      loss.add(i, select((vm32)(x < infinity), x, splatf(0.f)), difference);
     }
     strip.template store_bytes<WHOLE>(bytes, strip.signed_bytes(codes, loaded));
   }
