@@ -190,6 +190,24 @@ def check_hostile(codec: Codec, batch: Batch, device: Device, count: int = 60) -
     return errors
 
 
+def check_number_refused(
+    codec: Codec, batch: Batch, device: Device, tag: str, fine: np.unsignedinteger, wrong: np.unsignedinteger
+) -> None:
+    """The last number of a section, in any block, may have the bits ``fine`` and not those of ``wrong``."""
+    good = encode(codec, batch, device)
+    for which, sections in enumerate(good):
+        for bad in (fine, wrong):
+            numbers = sections[tag].view(bad.dtype).copy()
+            numbers[-1] = bad
+            changed = [*good]
+            changed[which] = {**sections, tag: numbers.view(np.uint8)}
+            if bad is fine:
+                decode(codec, batch, changed, device)
+            else:
+                with pytest.raises(CorruptError):
+                    decode(codec, batch, changed, device)
+
+
 def bits(array: np.ndarray) -> np.ndarray:
     """The bit patterns, so that NaN equals itself and -0.0 differs from 0.0."""
     return np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")

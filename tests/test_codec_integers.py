@@ -127,6 +127,17 @@ def test_hostile_sections_are_reported(codec: Integers, device: Device) -> None:
     assert codecs.check_hostile(codec, codecs.batch_of([array]), device) > 15
 
 
+@pytest.mark.parametrize(("bits", "limit"), [(4, 124), (8, 120)])
+def test_scales_do_not_overflow_and_minima_are_finite(bits: int, limit: int, device: Device) -> None:
+    """NaN would come of others, whose bits differ between processors."""
+    batch = codecs.batch_of([codecs.numbers(40, 2, 24)])
+    codec = {4: Int4, 8: Int8}[bits](symmetric=False)
+    for sign in (0, 0x8000):
+        scale = sign | (127 + limit) << 7
+        codecs.check_number_refused(codec, batch, device, "SCAL", np.uint16(scale - 1), np.uint16(scale))
+        codecs.check_number_refused(codec, batch, device, "MINS", np.uint16(sign | 0x7F7F), np.uint16(sign | 0x7F80))
+
+
 def test_configuration_round_trip() -> None:
     for codec in CODECS:
         codecs.check_config(codec, codecs.batch_of([codecs.numbers(4, 1, 8)]))

@@ -143,6 +143,15 @@ def test_hostile_sections_are_reported(codec: Kivi, device: Device) -> None:
     assert codecs.check_hostile(codec, codecs.batch_of(arrays), device) > 15
 
 
+@pytest.mark.parametrize("tag", ["SCAL", "MINS"])
+def test_scales_and_minima_are_finite(tag: str, device: Device) -> None:
+    """NaN would come of others, whose bits differ between processors."""
+    batch = codecs.batch_of([codecs.numbers(70, 2, 24, seed=seed) for seed in range(2)])
+    for wrong in (0x7C00, 0xFC00, 0x7E00):
+        codec = Kivi(bits=4, residual=0)
+        codecs.check_number_refused(codec, batch, device, tag, np.uint16(0xFBFF), np.uint16(wrong))
+
+
 def test_configuration_round_trip() -> None:
     for codec in FORMS:
         codecs.check_config(codec, codecs.batch_of([codecs.numbers(4, 1, 8)]))
