@@ -1,11 +1,11 @@
 // Affine quantizers: a number is level * scale + minimum, where levels are whole and a group of numbers shares the rest.
 #pragma once
+#ifdef BLOCKS_AT_ONCE
+#error "include affine.h first: its kernels have registers of their own"
+#endif
 #define BLOCKS_AT_ONCE 4
 #include "exact.h"
 #include "strips.h"
-
-// Adding this to a float below 2^22 rounds it to an integer, ties to even, which then is in the lowest bits.
-constexpr float ROUNDER = 12582912.f;  // 1.5 * 2^23
 
 // What a group shares. Levels have up to 8 bits and scales up to 11 significant ones: their product is exact.
 struct Affine {
@@ -30,7 +30,7 @@ struct Affine {
 };
 
 // Of a level plus ROUNDER. `zero` is the code of level 0.
-FN vu32 code_of(vf32 raised, u32 zero) { return as_bits(raised) - (0x4b400000u - zero); }
+FN vu32 code_of(vf32 raised, u32 zero) { return as_bits(raised) - (ROUNDER_BITS - zero); }
 FN vf32 level_of(vu32 code, u32 zero) { return int_to_float(code - zero); }
 template <class E>
 FN vf32 restored(const Affine& affine, vf32 raised) {

@@ -68,7 +68,8 @@ FN u32 find_unfit(const Plane& plane, const ExactTile& tile, u32 limit) {
   return mask;
 }
 
-// Encodes a tile: `encode(tile, loss)` does, and `sums` get the loss. Tokens with magnitudes from `limit` on (bits of the type) are kept.
+// Encodes a tile: `encode(tile, loss)` does, and `sums` get the loss. Tokens with magnitudes from `limit` on (bits of the type)
+// are kept.
 template <class E, class Encode>
 FN void encode_tile(const Plane& plane, const ExactTokens& exact, u32 index, u32 limit, float* sums, Encode encode) {
   TileLoss loss = TileLoss::zero();

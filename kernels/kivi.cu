@@ -56,7 +56,10 @@ struct KiviKeys {
     typedef typename Strip<E>::Loaded Loaded;
     u32 kept = tile.all_kept(), some = 0;
     while (kept >> some & 1) ++some;
-    auto load = [&](u32 row) { return WHOLE ? strip.load_row(tile.start + row) : strip.template load<false>(tile.start + row); };
+    auto load = [&](u32 row) {
+      u32 token = tile.start + row;
+      return WHOLE ? strip.load_row(token) : strip.template load<false>(token);
+    };
     Extremes<E> found = Extremes<E>::of(load(some));
     for (u32 i = 0; i < tile.coded();) {
       if (WHOLE && i + ROWS <= EXACT_TILE && !(kept >> i & ((1u << ROWS) - 1u))) {
@@ -159,7 +162,8 @@ struct KiviKeys {
 #pragma clang loop unroll_count(4)
       for (u32 i = first; i < stop; i += AT_ONCE) {
         typename CodeRows<BITS, false>::Loaded loaded[AT_ONCE];
-        for (u32 r = 0; r < AT_ONCE && !PACKED; ++r) loaded[r] = symbols.load(symbols.row(tile.start + (i + r < stop ? i + r : i)));
+        for (u32 r = 0; r < AT_ONCE && !PACKED; ++r)
+          loaded[r] = symbols.load(symbols.row(tile.start + (i + r < stop ? i + r : i)));
         for (u32 r = 0; r < AT_ONCE && i + r < stop; ++r) {
           Pack<vu32> found = PACKED ? word : symbols.codes(loaded[r]);
           Pack<vf32> x;

@@ -274,6 +274,45 @@ struct RowExtremes {
 };
 
 // ------------------------------------------------------------------------------------------- codes
+// One stream of bits along the lanes, least significant first: lane l has bits l * BITS and up of BITS words.
+template <u32 BITS>
+FN vu32 unpack_lanes(const u32* words) {
+  static_assert(BITS == 2 || BITS == 4 || BITS == 8, "a number is a whole part of a byte");
+  if constexpr (BITS == 8) {
+    return widen(widen_bytes(load_as<vu8>(words)));
+  } else {
+    vu8x16 bytes;
+    if constexpr (BITS == 4) {
+      bytes = load_as<vu8x16>(words);
+    } else {
+      vu8x8 quarters = load_as<vu8x8>(words), low = quarters & (u8)15, high = quarters >> (u8)4;
+      bytes = __builtin_shufflevector(low, high, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    }
+    vu8x16 low = bytes & (u8)((1 << BITS) - 1), high = bytes >> (u8)BITS;
+    vu8 all = __builtin_shufflevector(low, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,  //
+                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return widen(widen_bytes(all));
+  }
+}
+// The mirror, into `count` words.
+template <u32 BITS>
+FN void pack_lanes(u32* words, vu32 x, u32 count) {
+  vu8 bytes = narrow_bytes(narrow(x));
+  if constexpr (BITS == 8) {
+    __builtin_memcpy(words, &bytes, count * sizeof(u32));
+  } else {
+    vu8x16 pairs = __builtin_shufflevector(bytes, bytes, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) |
+                   __builtin_shufflevector(bytes, bytes, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31) << (u8)BITS;
+    if constexpr (BITS == 2) {
+      vu8x8 fours = __builtin_shufflevector(pairs, pairs, 0, 2, 4, 6, 8, 10, 12, 14) |
+                    __builtin_shufflevector(pairs, pairs, 1, 3, 5, 7, 9, 11, 13, 15) << (u8)4;
+      __builtin_memcpy(words, &fours, count * sizeof(u32));
+    } else {
+      __builtin_memcpy(words, &pairs, count * sizeof(u32));
+    }
+  }
+}
+
 template <u32 BITS, bool PACKED>
 struct CodeRows {
   typedef vu32 Loaded;

@@ -39,34 +39,32 @@ struct Plane {
 FN vf32 absolute(vf32 x) { return as_float(as_bits(x) & 0x7fffffffu); }
 FN vf32 maximum(vf32 a, vf32 b) { return select(a > b, a, b); }
 
-// The nearest integer, ties to even, of |x| < 2^22, as the low bits of a word: adding 1.5 * 2^23 leaves it there.
-FN vu32 round_to_int(vf32 x) { return as_bits(x + 12582912.f) - 0x4b400000u; }
-FN vf32 round_to_float(vf32 x) { return (x + 12582912.f) - 12582912.f; }
+// Adding this to |x| < 2^22 rounds it to the nearest integer, ties to even, and leaves that in the lowest bits.
+constexpr float ROUNDER = 12582912.f;  // 1.5 * 2^23
+constexpr u32 ROUNDER_BITS = 0x4b400000;
+FN vu32 round_to_int(vf32 x) { return as_bits(x + ROUNDER) - ROUNDER_BITS; }
+FN vf32 round_to_float(vf32 x) { return (x + ROUNDER) - ROUNDER; }
 
-// Sum and maximum over the lanes, in every lane. Neighbours first: so the sum is the same where a lane holds several
-// neighbouring channels.
+// What `join` makes of the lanes, in every lane. Neighbours first: so a sum is the same where a lane holds several neighbouring
+// channels.
+template <class V, class Join>
+FN V warp_joined(V x, Join join) {
+  x = join(x, shuffle_xor<1>(x));
+  x = join(x, shuffle_xor<2>(x));
+  x = join(x, shuffle_xor<4>(x));
+  x = join(x, shuffle_xor<8>(x));
+  return join(x, shuffle_xor<16>(x));
+}
 template <class V>
 FN V warp_sum(V x) {
-  x = x + shuffle_xor<1>(x);
-  x = x + shuffle_xor<2>(x);
-  x = x + shuffle_xor<4>(x);
-  x = x + shuffle_xor<8>(x);
-  return x + shuffle_xor<16>(x);
+  return warp_joined(x, [](V a, V b) { return a + b; });
 }
 FN vf32 warp_max(vf32 x) {
-  x = maximum(x, shuffle_xor<1>(x));
-  x = maximum(x, shuffle_xor<2>(x));
-  x = maximum(x, shuffle_xor<4>(x));
-  x = maximum(x, shuffle_xor<8>(x));
-  return maximum(x, shuffle_xor<16>(x));
+  return warp_joined(x, [](vf32 a, vf32 b) { return maximum(a, b); });
 }
-// The maximum of numbers that are not NaN.
+// Of numbers that are not NaN.
 FN vf32 warp_larger(vf32 x) {
-  x = larger(x, shuffle_xor<1>(x));
-  x = larger(x, shuffle_xor<2>(x));
-  x = larger(x, shuffle_xor<4>(x));
-  x = larger(x, shuffle_xor<8>(x));
-  return larger(x, shuffle_xor<16>(x));
+  return warp_joined(x, [](vf32 a, vf32 b) { return larger(a, b); });
 }
 // The sum over the lanes before.
 template <int D = 1>

@@ -51,26 +51,16 @@ FN u32 cvt_f16x2_f32(float high, float low) {
   return pair;
 }
 // Two numbers at a time.
-FN u32 min_bf16x2(u32 a, u32 b) {
-  u32 pair;
-  asm("min.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
-  return pair;
-}
-FN u32 max_bf16x2(u32 a, u32 b) {
-  u32 pair;
-  asm("max.bf16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
-  return pair;
-}
-FN u32 min_f16x2(u32 a, u32 b) {
-  u32 pair;
-  asm("min.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
-  return pair;
-}
-FN u32 max_f16x2(u32 a, u32 b) {
-  u32 pair;
-  asm("max.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));
-  return pair;
-}
+#define OF_PAIRS(name, instruction)                                        \
+  FN u32 name(u32 a, u32 b) {                                              \
+    u32 pair;                                                              \
+    asm(instruction " %0, %1, %2;" : "=r"(pair) : "r"(a), "r"(b));         \
+    return pair;                                                           \
+  }
+OF_PAIRS(min_bf16x2, "min.bf16x2")
+OF_PAIRS(max_bf16x2, "max.bf16x2")
+OF_PAIRS(min_f16x2, "min.f16x2")
+OF_PAIRS(max_f16x2, "max.f16x2")
 // a * b + c, rounded once.
 FN float fused(float a, float b, float c) {
   float f;

@@ -160,7 +160,7 @@ class Inspection:
         return [
             PlaneError(plane, *map(_number, pair))
             for plane, *pair in zip(planes, relative, largest, strict=True)  # type: ignore[arg-type]
-            if plane.kind != "bytes" and any(map(_is_number, pair))
+            if plane.kind != "bytes" and any(_is_number(value) or value == fmt.INFINITE for value in pair)
         ]
 
     def sections_of(self, entry: Entry) -> dict[str, tuple[int, int]]:

@@ -206,12 +206,19 @@ def test_nothing_is_read_from_a_terminal(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------------------- signals
 
 
+def heeding() -> None:
+    """In the child: nothing is ignored, though whoever runs the tests may do so, as nohup and background jobs do."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_ends_the_run_and_leaves_nothing_behind(cache: Path, number: signal.Signals, code: int) -> None:
     start = cache.read_bytes()[:-1000]
     command = subprocess.Popen(
-        [*KVZIP, "compress", "-", "-o", str(cache.parent / "out.kvz")], stdin=subprocess.PIPE, stderr=subprocess.PIPE
-    )
+        [*KVZIP, "compress", "-", "-o", str(cache.parent / "out.kvz")],
+        stdin=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heeding,
+    )  # fmt: skip
     assert command.stdin is not None and command.stderr is not None
     command.stdin.write(start)
     command.stdin.flush()
@@ -256,7 +263,9 @@ main()
 def test_a_signal_in_the_midst_of_an_import_shows_no_traceback(cache: Path, module: str, number: str) -> None:
     """From the first import of the command on; some modules would print what their import is ended by."""
     code = AT_IMPORT.format(module=module, number=number, arguments=["compress", str(cache)])
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, stdin=subprocess.DEVNULL, timeout=60, preexec_fn=heeding
+    )
     assert done.stderr.decode() == f"kvzip: stopped by {number}\n"
     assert done.returncode == 128 + getattr(signal, number)
     assert names(cache.parent) in (["kv.safetensors"], ["kv.safetensors", "kv.safetensors.kvz"])

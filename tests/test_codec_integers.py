@@ -19,6 +19,9 @@ CODECS = [
     for tuned in (False, True)
 ]
 
+# Also heads longer than a warp's 128 channels, the last of which are no whole strip.
+GEOMETRIES = [*codecs.GEOMETRIES, (33, 2, 200), (20, 1, 576)]
+
 
 def label(codec: Codec) -> str:
     return f"{codec.name}-{'-'.join(option for option, value in codec.config().items() if value)}"
@@ -42,9 +45,9 @@ def test_codes_scales_and_numbers_are_those_of_the_reference(codec: Integers, de
 
 
 @pytest.mark.parametrize("order", codecs.ORDERS)
-@pytest.mark.parametrize("geometry", codecs.GEOMETRIES, ids=str)
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
 def test_same_bytes_on_every_device(geometry: tuple[int, int, int], order: str, device: Device, cpu: Device) -> None:
-    first = codecs.GEOMETRIES.index(geometry) + list(codecs.ORDERS).index(order)
+    first = GEOMETRIES.index(geometry) + list(codecs.ORDERS).index(order)
     for i in (first, first + 3):
         codec, dtype = CODECS[i % 8], list(codecs.DTYPES)[i % 3]
         codecs.check_same_bytes(

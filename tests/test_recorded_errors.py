@@ -10,11 +10,12 @@ import pytest
 
 import kvzip
 from fuzz.decoders import OPTIONS
-from kvzip.codecs import available_codecs, codec_class
+from kvzip.codecs import BUILT_IN, codec_class
 from kvzip.devices.base import Device
+from kvzip.inspection import members_of
 from kvzip.quality import differences
 
-SPECS = [spec for name in available_codecs() for spec in OPTIONS.get(name, (name,)) if not codec_class(name).lossless]
+SPECS = [spec for name in BUILT_IN for spec in OPTIONS.get(name, (name,)) if not codec_class(name).lossless]
 KINDS = {"usual": 1, "huge": 1e37, "tiny": 1e-25, "subnormal": 1e-40}
 
 
@@ -36,6 +37,11 @@ def check(given: dict[str, np.ndarray], spec: str, device: Device) -> None:
         relative = math.sqrt(real.squared_error / real.energy) if real.energy else 0.0
         assert found.relative == pytest.approx(relative, rel=1e-3), name
         assert found.max_abs == pytest.approx(real.max_abs, rel=1e-3), name
+    (member,) = members_of(io.BytesIO(file.getvalue()), "file")
+    for found, shown in zip(report.errors, member.errors(), strict=True):
+        assert shown.plane.index == found.plane.index
+        for number, told in ((found.relative, shown.relative), (found.max_abs, shown.max_abs)):
+            assert told == (pytest.approx(number, rel=1e-5) if math.isfinite(number) else None)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -243,14 +243,18 @@ def canonical_json(value: Any) -> bytes:
     return text.encode("utf-8")
 
 
+INFINITE = "inf"
+"""What is recorded in place of a number that is not finite."""
+
+
 def rounded(value: Any) -> Any:
-    """JSON values with floats cut to 6 significant digits; NaN and infinities, which JSON lacks, become null."""
+    """JSON values with floats cut to 6 significant digits; what JSON lacks, not finite, becomes :data:`INFINITE`."""
     if isinstance(value, Mapping):
         return {key: rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [rounded(item) for item in value]
     if isinstance(value, float):
-        return float(f"{value:.6g}") if math.isfinite(value) else None
+        return float(f"{value:.6g}") if math.isfinite(value) else INFINITE
     return value
 
 
