@@ -271,6 +271,12 @@ def test_a_signal_in_the_midst_of_an_import_shows_no_traceback(cache: Path, modu
     assert names(cache.parent) in (["kv.safetensors"], ["kv.safetensors", "kv.safetensors.kvz"])
 
 
+def test_an_alarm_of_the_parent_ends_the_run_as_it_ends_any_other(cache: Path) -> None:
+    code = AT_IMPORT.format(module="kvzip.api", number="SIGALRM", arguments=["compress", str(cache)])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, stdin=subprocess.DEVNULL, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGALRM, b"")
+
+
 def test_what_a_finalizer_is_ended_by_is_no_traceback(cache: Path) -> None:
     code = (
         "import os, signal, kvzip.api\n"

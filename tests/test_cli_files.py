@@ -328,6 +328,8 @@ def test_raw_bytes_get_their_geometry_from_the_command_line(tmp_path: Path, caps
     assert "3 layers (0-2), keys and values: 40 tokens x 2 heads x 16, float16" in capsys.readouterr().out
     assert command("compress", "-f", source, "--shape", "2,3,41,32", *told) == 2
     assert "needs 15744" in capsys.readouterr().err
+    assert command("compress", "-f", source, "--dtype", "float16", *told) == 2
+    assert "--dtype: only with --shape" in capsys.readouterr().err
     for wrong in ("2,x", "", "-1,3"):
         assert command("compress", "-f", source, f"--shape={wrong}", *told) == 2
     assert command("compress", "-f", source, "-o", source, "--shape", "2,3,40,32", *told) == 5
@@ -352,6 +354,8 @@ def test_raw_bytes_are_a_reference_and_are_read_back(tmp_path: Path, capsys: Cap
     assert said[said.index("key") + 1 : said.index("value") + 2] == ["0", "0", "layer", "2", "value", "0.5"]
     assert command("verify", packed, "--against", source) == 3
     assert "--shape" in capsys.readouterr().err
+    assert command("verify", packed, "--against", source, *shape[2:]) == 2
+    assert "--dtype: only with --shape" in capsys.readouterr().err
     assert command("verify", packed, *shape) == 2
     assert "--against" in capsys.readouterr().err
     assert command("decompress", packed, "-f", "--rm") == 0

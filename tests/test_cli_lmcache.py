@@ -148,6 +148,24 @@ def test_the_result_is_told_to_programs(chunks: list[Path], tmp_path: Path, caps
 
 
 @pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("import", "gone.bin"), "gone.bin"),
+        (("import", "FIRST", "gone.bin", "-o", "kv.kvz"), "gone.bin"),
+        (("import", "FIRST", "FIRST", "-o", "no/folder/kv.kvz"), None),
+        (("export", "gone.kvz"), "gone.kvz"),
+    ],
+)
+def test_an_error_names_the_input_that_it_is_about(
+    arguments: tuple[str, ...], named: str | None, chunks: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(chunks[0].parent)
+    given = [chunks[0].name if argument == "FIRST" else argument for argument in arguments]
+    assert cli.kvzip(*given, "--progress", "json") == 1
+    assert json.loads(capsys.readouterr().err.splitlines()[-1]).get("input") == named
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ("import", "a.bin", "b.bin"),

@@ -153,6 +153,15 @@ def test_train_without_torch_names_the_extra(
     assert "kvzip[torch]" in capsys.readouterr().err
 
 
+def test_an_error_names_the_cache_that_it_is_about(
+    caches: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("kvzip.profiles.train.check_device", lambda _: None)
+    gone = str(tmp_path / "gone.kvz")
+    assert kvzip("train", caches[0], gone, caches[1], "-o", tmp_path / "x.kvp", "--progress", "json") == 1
+    assert json.loads(capsys.readouterr().err.splitlines()[-1])["input"] == gone
+
+
 def test_train_does_not_overwrite(caches: list[Path], profile: Path) -> None:
     assert kvzip("train", *caches, "-o", profile) == 5
     assert kvzip("train", *caches, "-o", caches[0], "-f") == 5

@@ -100,7 +100,9 @@ def test_a_reference_that_lacks_layers_or_tokens_is_an_error(cache: Path, packed
     assert "100 tokens" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--fail-above 0.1", "--member 0", "--layout H,T,D", "--heads 2", "--head-dim 16"])
+@pytest.mark.parametrize(
+    "option", ["--fail-above 0.1", "--member 0", "--layout H,T,D", "--heads 2", "--head-dim 16", "--dtype float16"]
+)
 def test_what_is_said_of_a_reference_that_is_not_there_is_a_usage_error(
     packed: Path, capsys: Capture, option: str
 ) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +18,6 @@ from kvzip.errors import UsageError
 
 if TYPE_CHECKING:
     from kvzip.pipeline import Report
-    from kvzip.tensorfile import TensorSource
 
 Codec = Annotated[
     str,
@@ -88,15 +86,6 @@ TokenIds = Annotated[
 ShowErrors = Annotated[bool, typer.Option("--report", help="Show the errors of every layer.")]
 
 
-Shape = Annotated[
-    str | None,
-    typer.Option("--shape", metavar="N,N,...", help="Of files of raw bytes: the tensor's axes; see --dtype."),
-]
-Dtype = Annotated[
-    str, typer.Option("--dtype", metavar="NAME", help="Of files of raw bytes, with --shape: bfloat16, float16, ...")
-]
-
-
 def compress(
     files: options.Files = None,
     output: options.Output = None,
@@ -122,8 +111,8 @@ def compress(
     layout: options.LayoutName = None,
     heads: options.Heads = None,
     head_dim: options.HeadDim = None,
-    shape: Shape = None,
-    dtype: Dtype = "bfloat16",
+    shape: options.Shape = None,
+    dtype: options.Dtype = None,
     model: Model = None,
     token_ids: TokenIds = None,
     force: options.Force = False,
@@ -179,7 +168,10 @@ def compress(
         where = target or compressed_name(name)
         begin = time.perf_counter()
         before = Path(name).stat() if remove else None
-        with job.progress("compress", name, lambda: _size(name)) as update, _source(name, shape, dtype) as source:
+        with (
+            job.progress("compress", name, lambda: _size(name)) as update,
+            options.raw_or_named(name, shape, dtype) as source,
+        ):
             report = run(
                 source, where,
                 codec=codec, k_codec=k_codec, v_codec=v_codec, layer_codec=layer_codec,
@@ -198,28 +190,6 @@ def compress(
 
     with options.offer(profile):
         for_each(inputs, work, "compressed", job.messages)
-
-
-@contextmanager
-def _source(name: str, shape: str | None, dtype: str) -> Iterator[str | TensorSource]:
-    """What to compress: the file as its own header tells, or its raw bytes as one tensor of the given shape."""
-    if shape is None:
-        yield name
-        return
-    from kvzip.tensorfile import open_raw
-
-    if name == "-":
-        raise UsageError("--shape needs a file: raw bytes from a pipe have no length to compare with", code="raw-shape")
-    try:
-        axes = [int(axis) for axis in shape.split(",")]
-    except ValueError:
-        axes = []
-    if not axes or min(axes) < 0:
-        raise UsageError(
-            f"--shape: cannot read {shape!r}; write the lengths of the axes, as in 2,32,256,1024", code="raw-shape"
-        )
-    with open_raw(name, axes, dtype) as source:
-        yield source
 
 
 def _check_options(codec: str, given: dict[str, Any], apart: Sequence[str]) -> None:

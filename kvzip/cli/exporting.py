@@ -57,6 +57,7 @@ def export(
     job = options.Job.of(quiet, verbose, style, device, threads)
     (name,) = options.inputs_of([file])
     target = check_targets([name], output, stdout, force=force, keep=False, remove=False)
+    job.messages.input = name
     if target is None:
         stem = restored_name(name)
         target = "-" if stem == "-" else f"{stem}.{file_format}"

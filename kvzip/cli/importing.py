@@ -9,7 +9,7 @@ import typer
 
 from kvzip.cli import options, text
 from kvzip.cli.compress import Bins, BlockTokens, Coder
-from kvzip.cli.items import check_targets, compressed_name
+from kvzip.cli.items import check_targets, compressed_name, one_by_one
 from kvzip.cli.progress import ProgressStyle
 from kvzip.errors import UsageError
 
@@ -73,7 +73,9 @@ def import_(
     from kvzip.output import create_file
 
     begin = time.perf_counter()
-    contents = [(text.called(name), _read(name, file_format == "cachegen")) for name in inputs]
+    contents = [
+        (text.called(name), _read(name, file_format == "cachegen")) for name in one_by_one(inputs, job.messages)
+    ]
     sources = [name for name in inputs if name != "-"]
     with create_file(target, force=force, sync=sync, sources=sources) as sink:
         report = import_files(

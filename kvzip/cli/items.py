@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kvzip.cli.failures import explain, is_closed_pipe
@@ -25,8 +25,7 @@ def for_each(inputs: Sequence[str], work: Callable[[str], None], done: str, mess
         work(inputs[0])
         return
     failed = 0
-    for name in inputs:
-        messages.input = name
+    for name in one_by_one(inputs, messages):
         try:
             work(name)
         except (KvzipError, OSError, MemoryError) as error:
@@ -34,9 +33,17 @@ def for_each(inputs: Sequence[str], work: Callable[[str], None], done: str, mess
                 raise
             failed += 1
             messages.error(explain(error))
-    messages.input = None
     if failed:
         raise PartialError(f"{failed} of {len(inputs)} inputs failed, {len(inputs) - failed} {done}")
+
+
+def one_by_one(inputs: Sequence[str], messages: Messages) -> Iterator[str]:
+    """The inputs, each as what errors are about for its turn; afterwards they are about all, or about the only one."""
+    for name in inputs:
+        messages.input = name
+        yield name
+    if len(inputs) > 1:
+        messages.input = None
 
 
 def compressed_name(name: str) -> str:

@@ -21,6 +21,7 @@ from kvzip.errors import KvzipError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from kvzip.devices import Device
+    from kvzip.tensorfile import TensorSource
 
 Span = slice | None
 """The value of ``--layers`` and ``--tokens``."""
@@ -68,6 +69,14 @@ LayoutName = Annotated[
 Heads = Annotated[int | None, typer.Option("--heads", metavar="N", min=1, help="KV heads, where shapes do not say.")]
 HeadDim = Annotated[
     int | None, typer.Option("--head-dim", metavar="N", min=1, help="Channels of a head, in place of --heads.")
+]
+Shape = Annotated[
+    str | None,
+    typer.Option("--shape", metavar="N,N,...", help="Of files of raw bytes: the tensor's axes; see --dtype."),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option("--dtype", metavar="NAME", help="Of files of raw bytes, with --shape: bfloat16 (default), float16..."),
 ]
 ProfilePlace = Annotated[
     str | None, file_option("--profile", about="The profile that a file needs, or a folder of them.")
@@ -166,6 +175,30 @@ def open_input(name: str) -> Iterator[tuple[io.BufferedReader | None, str]]:
     else:
         with Path(name).open("rb") as file:
             yield file, name
+
+
+@contextmanager
+def raw_or_named(name: str, shape: str | None, dtype: str | None) -> Iterator[str | TensorSource]:
+    """A source of tensors: the file as its own header tells, or its raw bytes as one tensor of the given shape."""
+    if shape is None:
+        if dtype is not None:
+            raise UsageError("--dtype: only with --shape, of files of raw bytes", code="raw-shape")
+        yield name
+        return
+    from kvzip.tensorfile import open_raw
+
+    if name == "-":
+        raise UsageError("--shape needs a file: raw bytes from a pipe have no length to compare with", code="raw-shape")
+    try:
+        axes = [int(axis) for axis in shape.split(",")]
+    except ValueError:
+        axes = []
+    if not axes or min(axes) < 0:
+        raise UsageError(
+            f"--shape: cannot read {shape!r}; write the lengths of the axes, as in 2,32,256,1024", code="raw-shape"
+        )
+    with open_raw(name, axes, dtype or "bfloat16") as source:
+        yield source
 
 
 def restored_size(name: str, layers: Span = None, tokens: Span = None) -> int | None:

@@ -42,8 +42,6 @@ def heed() -> None:
         # What the parent ignores stays ignored: nohup, background jobs.
         if _signal.getsignal(number) != _signal.SIG_IGN:
             _signal.signal(number, _received)
-    if hasattr(_signal, "SIGALRM"):
-        _signal.signal(_signal.SIGALRM, lambda _, frame: _end(frame))
 
 
 def _received(number: int, frame: FrameType | None) -> None:
@@ -59,6 +57,8 @@ def _end(frame: FrameType | None) -> None:
         finally:  # if standard error is gone, the exit code remains
             os._exit(128 + number)
     if _is_lost(frame) and hasattr(_signal, "setitimer"):
+        # Only from here on is the alarm ours: who starts us may have set one, to end us.
+        _signal.signal(_signal.SIGALRM, lambda _, frame: _end(frame))
         _signal.setitimer(_signal.ITIMER_REAL, AGAIN)
     else:
         raise Stopped(number)

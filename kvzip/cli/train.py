@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvzip.cli import options, text
+from kvzip.cli.items import one_by_one
 from kvzip.cli.messages import Messages
 from kvzip.cli.progress import ProgressStyle
 from kvzip.errors import UsageError
@@ -89,7 +90,11 @@ def train(
     check_target(Path(output), force=force, sources=caches)
     begin = time.perf_counter()
     settings = _settings({name: value for name, value in given.items() if value is not None})
-    sources = [source for name in caches for source in open_caches(name, layout, heads, head_dim, job.messages.notice)]
+    sources = [
+        source
+        for name in one_by_one(caches, job.messages)
+        for source in open_caches(name, layout, heads, head_dim, job.messages.notice)
+    ]
     ropes = _ropes(rope, model_config, sources, job.messages)
     total = sum(source.nbytes for source in sources)
     with job.progress("train", output, lambda: total) as update:

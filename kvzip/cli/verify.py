@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvzip.cli import options, text
-from kvzip.cli.compress import Dtype, Shape
-from kvzip.cli.compress import _source as raw_or_named
 from kvzip.cli.errors import FailAbove, judge
 from kvzip.cli.items import for_each
 from kvzip.cli.messages import Messages
@@ -25,7 +23,8 @@ if TYPE_CHECKING:
 
 Deep = Annotated[bool, typer.Option("--deep", help="Decode everything, too.")]
 Against = Annotated[
-    str | None, typer.Option("--against", metavar="REF", help="Report the errors against this safetensors file.")
+    str | None,
+    typer.Option("--against", metavar="REF", help="Report the errors against this safetensors file, or raw bytes."),
 ]
 
 
@@ -37,8 +36,8 @@ def verify(
     layout: options.LayoutName = None,
     heads: options.Heads = None,
     head_dim: options.HeadDim = None,
-    shape: Shape = None,
-    dtype: Dtype = "bfloat16",
+    shape: options.Shape = None,
+    dtype: options.Dtype = None,
     member: options.Member = None,
     profile: options.ProfilePlace = None,
     threads: options.Threads = None,
@@ -63,7 +62,7 @@ def verify(
     inputs = options.inputs_of(files)
     of_reference = {
         "--fail-above": fail_above, "--member": member,
-        "--layout": layout, "--heads": heads, "--head-dim": head_dim, "--shape": shape,
+        "--layout": layout, "--heads": heads, "--head-dim": head_dim, "--shape": shape, "--dtype": dtype,
     }  # fmt: skip
     given = [option for option, value in of_reference.items() if value is not None]
     if given and against is None:
@@ -76,7 +75,7 @@ def verify(
     def work(name: str) -> None:
         verify_input(job, name, deep)
         if against is not None:
-            with raw_or_named(against, shape, dtype) as reference:
+            with options.raw_or_named(against, shape, dtype) as reference:
                 errors = _compare(
                     job, name, reference, member, {"layout": layout, "heads": heads, "head_dim": head_dim}
                 )
