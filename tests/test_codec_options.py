@@ -80,6 +80,15 @@ def test_numbers_of_numpy_become_pythons() -> None:
     assert KvTc(step=np.float32(1)).config()["step_at"] == 0
 
 
+@pytest.mark.parametrize("other", ["step=1", "bits=2", "max_error=0.1"])
+def test_levels_of_kvtc_exclude_what_else_tells_the_step(other: str) -> None:
+    """The usual level does so, too, where it is written; where it is not, the step is that level's."""
+    assert get_codec("kvtc").config() == get_codec("kvtc:level=5").config()
+    for level in (5, 6):
+        with pytest.raises(UsageError, match="exclude each other"):
+            get_codec(f"kvtc:level={level},{other}")
+
+
 def test_any_number_of_sinks_can_be_coded() -> None:
     """More than tokens can be counted: then all are exact."""
     import kvzip
@@ -131,6 +140,11 @@ def test_what_others_leave_untyped_is_left_to_them() -> None:
     assert Theirs("x", sizes=(1,), limit=None, more={1}).given["more"] == {1}
     with pytest.raises(UsageError, match="count must be a whole number or text, got 1\\.5"):
         Theirs(count=1.5)
+    with pytest.raises(UsageError, match="count must be a whole number or text, got 1\\.5"):
+        Theirs(1.5)
+    assert type(Theirs(np.int32(1)).given["count"]) is int
+    with pytest.raises(TypeError, match="positional"):
+        Theirs(1, "path")  # type: ignore[misc]
     with pytest.raises(UsageError, match="table must be a JSON object"):
         get_codec("test-theirs:table=[1]")
     assert get_codec("test-unresolved:exact=1.5,bits=x").given == {"exact": 1.5, "bits": "x"}  # type: ignore[attr-defined]

@@ -63,8 +63,8 @@ class Codec(metaclass=CodecType):
     """A compression method with its parameters. Subclasses are small; the work is in kernels.
 
     A subclass sets ``name``, takes its parameters as annotated keyword arguments of ``__init__``, which gets values of
-    these types alone (:mod:`kvzip.codecs.options`), gives them back in :meth:`config`, and stands in the registry,
-    ``kvzip/codecs/__init__.py``. See ``docs/adding-a-codec.md``.
+    these types alone if they can be looked up at run time (:mod:`kvzip.codecs.options`), gives them back in
+    :meth:`config`, and stands in the registry, ``kvzip/codecs/__init__.py``. See ``docs/adding-a-codec.md``.
     """
 
     name: ClassVar[str]

@@ -13,7 +13,7 @@ import re
 import types
 import typing
 from abc import ABCMeta
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -100,11 +100,14 @@ class Option:
 
 
 class Options(dict[str, Option]):
-    """A codec's options by name. ``others``: whether it takes more than it names."""
+    """A codec's options by name.
 
-    def __init__(self, codec: str, options: Iterable[Option], others: bool = False) -> None:
+    ``others``: whether it takes more than it names. ``placed``: how many, the first, may be given without their names.
+    """
+
+    def __init__(self, codec: str, options: Iterable[Option], others: bool = False, placed: int = 0) -> None:
         super().__init__((option.name, option) for option in options)
-        self.codec, self.others = codec, others
+        self.codec, self.others, self.placed = codec, others, placed
 
     def find(self, name: str) -> Option:
         """Raises ``UsageError`` with the nearest name for an option that there is not."""
@@ -123,12 +126,18 @@ class Options(dict[str, Option]):
     def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
         return {name: self.find(name).check(value) for name, value in values.items()}
 
+    def check_placed(self, values: Sequence[Any]) -> list[Any]:
+        """Values without names, in order. Those beyond ``placed`` are as they were: the constructor may refuse them."""
+        placed = list(self.values())[: self.placed]
+        return [*map(Option.check, placed, values), *values[self.placed :]]
+
 
 class CodecType(ABCMeta):
     """The class of codec classes: they check their options before ``__init__`` sees them."""
 
     def __call__(cls, *arguments: Any, **options: Any) -> Any:
-        return super().__call__(*arguments, **options_of(cls).check(options))
+        taken = options_of(cls)
+        return super().__call__(*taken.check_placed(arguments), **taken.check(options))
 
 
 @cache
@@ -146,7 +155,8 @@ def options_of(cls: type) -> Options:
     _, *parameters = inspect.signature(init).parameters.values()
     named = [one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
     options = (_option(name, one, hints.get(one.name)) for one in named)
-    return Options(name, options, others=any(one.kind is one.VAR_KEYWORD for one in parameters))
+    others = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    return Options(name, options, others, placed=sum(one.kind is not one.KEYWORD_ONLY for one in named))
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -51,7 +51,8 @@ class KvTc(Codec):
     """Transform coding.
 
     Args:
-        level: 1 to 9; each finer one has a step smaller by ``2 ** (3 / 8)`` and costs about 0.37 bits more.
+        level: 1 to 9, 5 if nothing is told; each finer one has a step smaller by ``2 ** (3 / 8)`` and costs about 0.37
+            bits more.
         step: the step itself, in units of values' rms, in place of ``level``.
         bits: bits a number that the file shall take, all counted; the step is searched for, in place of ``level``.
         max_error: relative error that no plane shall exceed; likewise.
@@ -72,7 +73,7 @@ class KvTc(Codec):
     def __init__(
         self,
         *,
-        level: int = 5,
+        level: int | None = None,
         step: float | None = None,
         step_at: int | None = None,
         bits: float | None = None,
@@ -83,11 +84,11 @@ class KvTc(Codec):
         sinks: int = 1,
         window: int = 0,
     ) -> None:
-        if not 1 <= level <= 9:
+        if level is not None and not 1 <= level <= 9:
             raise UsageError(f"level must be 1 to 9, got {level}")
         if not 1 <= effort <= 9:
             raise UsageError(f"effort must be 1 to 9, got {effort}")
-        if sum(target is not None for target in (step, step_at, bits, max_error)) + (level != 5) > 1:
+        if sum(target is not None for target in (level, step, step_at, bits, max_error)) > 1:
             raise UsageError("level, step, bits and max_error exclude each other")
         if bits is not None and not 0 < bits <= 32:
             raise UsageError(f"bits must be above 0, at most 32, got {bits}")
@@ -100,7 +101,7 @@ class KvTc(Codec):
         if step is not None and not 2.0**-12 <= step <= 2.0**12:
             raise UsageError(f"step must be between 2^-12 and 2^12, got {step}")
         if step_at is None:
-            step_at = step_index(step) if step is not None else LEVEL_5 - LEVEL_STEP * (level - 5)
+            step_at = step_index(step) if step is not None else LEVEL_5 - LEVEL_STEP * ((level or 5) - 5)
         if step_at not in STEPS:
             raise UsageError(f"step_at must be between {STEPS[0]} and {STEPS[-1]}, got {step_at}")
         self.step_at = step_at
