@@ -100,6 +100,7 @@ def compress(
     """
     _expect(str | None, "a text", layer_codec=layer_codec, layout=layout)
     _expect(Integral | None, "a whole number", heads=heads, head_dim=head_dim)
+    _expect(Mapping | Callable | None, "a mapping or a function", identity=identity)
     _check_block_tokens(block_tokens)
     where = _device(device, threads)
     chosen = Choice.of(codec, k_codec, v_codec, layer_codec, **options)
@@ -375,7 +376,7 @@ def _check_block_tokens(block_tokens: int) -> None:
 
 
 def _check_like(like: Like) -> None:
-    if like not in ("numpy", "torch"):
+    if not isinstance(like, str) or like not in ("numpy", "torch"):
         raise UsageError(f"like must be 'numpy' or 'torch', got {reprlib.repr(like)}", code="bad-argument")
 
 

@@ -51,6 +51,7 @@ def open_stored(source: PathLike | BinaryIO | bytes, member: int | None = None) 
 
 def open_reader(source: PathLike | BinaryIO | bytes, member: int | None = None) -> Reader:
     """A random reader of one member of a path, a seekable stream or bytes; see :func:`open_stored`."""
+    _check_number(member)
     opened = Source(_readable(source, "a path, a binary stream or bytes"))
     try:
         with naming(opened.name):
@@ -63,6 +64,7 @@ def open_reader(source: PathLike | BinaryIO | bytes, member: int | None = None) 
 
 
 def _stream_member(stream: BinaryIO, name: str | None, member: int | None) -> Iterator[StoredCache]:
+    _check_number(member)
     members = read_members(stream, name)
     for number, reader in enumerate(members):
 
@@ -76,13 +78,19 @@ def _stream_member(stream: BinaryIO, name: str | None, member: int | None) -> It
     _check_members(reader.name, number + 1, member)
 
 
+def _check_number(member: int | None) -> None:
+    """Refuse what is the number of no member, whatever the file holds."""
+    if member is not None and member < 0:
+        raise UsageError(f"there is no member {member}: they are counted from 0", code="no-member")
+
+
 def _check_members(name: str, found: int, member: int | None) -> None:
     if member is None and found > 1:
         raise UsageError(
             f"{name} holds {found} caches or more, one after the other: say which member is meant, counted from 0",
             code="several-members",
         )
-    if member is not None and not 0 <= member < found:
+    if member is not None and member >= found:
         raise UsageError(
             f"{name} holds {found} cache{'s' * (found != 1)}, there is no member {member}", code="no-member"
         )
@@ -176,6 +184,8 @@ def _array(name: Any, tensor: Any) -> np.ndarray:
         array = to_numpy(tensor) if is_torch(tensor) else np.asarray(tensor)
     except ValueError as error:
         raise UsageError(f"{name!r} is no tensor: {error}", code="bad-argument") from error
+    if array.dtype.kind in "OSU":
+        raise UsageError(f"{name!r} is no tensor of numbers: its dtype is {array.dtype}", code="bad-argument")
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 

@@ -19,6 +19,7 @@ import safetensors.numpy
 import kvzip
 from kvzip.errors import CorruptError, KvzipError, RefusedError, UsageError
 from kvzip.tensorfile import open_tensors
+from tests.tensor_files import Pipe
 
 LAYERS, HEADS, TOKENS, DIM = 3, 2, 150, 16
 
@@ -168,7 +169,7 @@ def packed() -> bytes:
     ("arguments", "code"),
     [
         *(({"tokens": cut}, "bad-range") for cut in ("0:4", 1.5, (3,), (1, 2, 1), [0, 4], slice(0, 2.5), {})),
-        *(({"like": like}, "bad-argument") for like in ("foo", "cupy", None)),
+        *(({"like": like}, "bad-argument") for like in ("foo", "cupy", None, np.zeros(3))),
         *(({"device": device}, "unknown-device") for device in (None, 0, "gpu")),
         ({"threads": "2"}, "bad-argument"),
         ({"member": "0"}, "bad-argument"),
@@ -191,6 +192,8 @@ def test_arguments_of_another_kind_are_named(packed: bytes, arguments: dict[str,
         ({"source": None}, "source"),
         ({"source": {0: np.zeros(3)}}, "0"),
         ({"source": {"x": [[1, 2], [3]]}}, "'x'"),
+        *(({"source": {"x": value}}, "'x'") for value in (None, "text", b"bytes")),
+        ({"identity": 3}, "identity"),
         ({"target": 3}, "target"),
         ({"codec": None}, "codec"),
         ({"k_codec": 3}, "codec"),
@@ -204,6 +207,14 @@ def test_arguments_of_another_kind_are_named(packed: bytes, arguments: dict[str,
 def test_compress_names_arguments_of_another_kind(arguments: dict[str, Any], word: str) -> None:
     with pytest.raises(UsageError, match=word):
         kvzip.compress(**{"source": tensors("float16", 20), **arguments})
+
+
+def test_a_negative_member_is_refused_whatever_the_file_holds(packed: bytes) -> None:
+    for data in (packed, packed[:-9]):
+        for source in (data, Pipe(data)):
+            with pytest.raises(UsageError, match="no member -1: they are counted from 0") as error:
+                kvzip.decompress(source, member=-1)
+            assert error.value.code == "no-member"
 
 
 def test_numpys_numbers_and_the_bytes_of_a_file_are_as_good_as_pythons_and_a_stream(packed: bytes) -> None:

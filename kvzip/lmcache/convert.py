@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,8 @@ from kvzip.lmcache import cachegen, fp8
 from kvzip.lmcache.blob import read_blob, write_blob
 from kvzip.lmcache.kept_codes import KeptCodes, codes_of, join_codes, stock_codec
 from kvzip.lmcache.turboquant import read_codes, write_turboquant
+from kvzip.pipeline.encoding import ignore
+from kvzip.pipeline.steps import Notice
 
 FORMATS = ("cachegen", *fp8.FORMATS, "turboquant")
 TENSOR = "kv_chunk"
@@ -37,7 +39,7 @@ def import_files(
     coder: str = "rans",
     preset: str | None = None,
     device: Device,
-    notice: Callable[[str], None] = lambda _: None,
+    notice: Notice = ignore,
     **options: Any,
 ) -> Any:
     """One ``.kvz`` of some LMCache files, whose tokens follow each other. What comes back is what LMCache decodes.
@@ -90,7 +92,7 @@ def export_cache(
     v_bins: str | None = None,
     preset: str | None = None,
     device: Device,
-    notice: Callable[[str], None] = lambda _: None,
+    notice: Notice = ignore,
 ) -> bytes:
     """The LMCache file of an opened ``.kvz``, or of a part of its tokens.
 
@@ -124,7 +126,7 @@ def _turboquant(preset: str | None) -> TurboQuant:
 
 
 def _read_cachegen(
-    name: str, data: bytes, k_bins: str | None, v_bins: str | None, device: Device, notice: Callable[[str], None]
+    name: str, data: bytes, k_bins: str | None, v_bins: str | None, device: Device, notice: Notice
 ) -> np.ndarray:
     blob = read_blob(data, name)
     keys, values = _bins(blob.layers, k_bins, v_bins)
