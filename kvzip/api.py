@@ -246,7 +246,9 @@ class Cache:
 
     @property
     def statistics(self) -> dict[str, Any] | None:
-        """What a lossy codec did, in columns with an entry per plane: ``relative_error``, ``max_abs``."""
+        """What a lossy codec did, in columns with an entry per plane: ``relative_error``, ``max_abs``; None where
+        it did nothing, ``"inf"`` where it is not finite.
+        """
         return self._reader.statistics
 
     @property
