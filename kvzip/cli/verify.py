@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 Deep = Annotated[bool, typer.Option("--deep", help="Decode everything, too.")]
 Against = Annotated[
     str | None,
-    typer.Option("--against", metavar="REF", help="Report the errors against this safetensors file, or raw bytes."),
+    options.file_option(
+        "--against", about="Report the errors against this safetensors file, or raw bytes.", metavar="REF"
+    ),
 ]
 
 

@@ -8,13 +8,20 @@ import numpy as np
 
 from kvzip.cache import Block
 from kvzip.codecs.base import Sections
-from kvzip.devices.base import Array, Device
+from kvzip.devices.base import SECTION_PADDING, Array, Device
 from kvzip.errors import CorruptError
 
 
 def as_bytes(array: Array) -> Array:
     """A contiguous array as uint8, no copy."""
     return array.reshape(-1).view(np.uint8)
+
+
+def padded(section: Array, device: Device) -> Array:
+    """A section as decoders get it: on the device, with the zero bytes behind it that they may read."""
+    buffer = device.xp.zeros(section.size + SECTION_PADDING, np.uint8)[: section.size]
+    buffer.reshape(section.shape)[...] = device.to_device(section)
+    return buffer
 
 
 def total_errors(sums: np.ndarray) -> tuple[float, float, float]:

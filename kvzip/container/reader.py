@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, BinaryIO, NamedTuple, Self
 
@@ -219,12 +220,9 @@ def find_members(source: Source, wanted: int | None = None) -> tuple[Span, ...]:
         start = source.read(0, min(fmt.PROLOGUE.size, source.size))
         fmt.check_kind(start)
         fmt.check_prologue(start)
-        if wanted is None:
-            raise
-        try:
-            return _first_members(source, wanted + 1)
-        except CorruptError:
-            pass
+        if wanted is not None:
+            with suppress(CorruptError):
+                return _first_members(source, wanted + 1)
         raise
     if not spans:
         fmt.check_prologue(b"")

@@ -11,7 +11,8 @@ import numpy as np
 
 from kvzip.coding import range_coder
 from kvzip.coding.range_coder import LANES, MOST_TOKENS, STREAM_TOKENS, SYMBOLS
-from kvzip.devices.base import SECTION_PADDING, Array, Device
+from kvzip.coding.sections import padded
+from kvzip.devices.base import Array, Device
 from kvzip.errors import CorruptError, LimitError
 from kvzip.lmcache.blob import StreamChunk
 
@@ -62,9 +63,7 @@ def decode_symbols(
         lengths = np.zeros((planes, groups * LANES), np.uint16)
         lengths[:, :channels] = chunk.lengths
         ends = np.cumsum(lengths.sum(axis=1, dtype=np.int64))
-        padded = np.zeros(len(chunk.streams) + SECTION_PADDING, np.uint8)
-        padded[: len(chunk.streams)] = chunk.streams
-        streams, lengths_on_device = device.to_device(padded), device.to_device(lengths)
+        streams, lengths_on_device = padded(chunk.streams, device), device.to_device(lengths)
         blocks = _describe(symbols, start, chunk.tokens, channels, device)
         blocks["tables"] = device.address(on_device) + np.arange(planes) * by_group[0].nbytes
         blocks["lengths"] = device.address(lengths_on_device) + np.arange(planes) * lengths[0].nbytes

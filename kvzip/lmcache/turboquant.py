@@ -15,7 +15,8 @@ import numpy as np
 from kvzip.cache import Block, Plane
 from kvzip.codecs.turboquant import TurboQuant
 from kvzip.codecs.turboquant.rotation import MAX_HEAD_DIM
-from kvzip.devices.base import SECTION_PADDING, Array, Device
+from kvzip.coding.sections import padded
+from kvzip.devices.base import Device
 from kvzip.errors import CorruptError, UsageError
 from kvzip.lmcache import planes
 from kvzip.lmcache.fp8 import Geometry
@@ -153,18 +154,11 @@ def _decode(kv: np.ndarray, codes: Codes, codec: TurboQuant, device: Device, not
 
     def code(blocks: list[Block]) -> None:
         batch = planes.allot(kv, blocks, device)
-        sections = [{tag: _section(part, device) for tag, part in codes[_member(block)].items()} for block in blocks]
+        sections = [{tag: padded(part, device) for tag, part in codes[_member(block)].items()} for block in blocks]
         stock.decode(batch, sections, device)
         planes.download(batch, kv, device)
 
     planes.in_parts(planes.blocks_of(kv, layers_between(codec, len(kv))), code, device, notice)
-
-
-def _section(part: np.ndarray, device: Device) -> Array:
-    """On the device, with the readable bytes behind it that codecs ask for."""
-    padded = np.zeros(part.size + SECTION_PADDING, np.uint8)[: part.size]
-    padded.reshape(part.shape)[...] = part
-    return device.to_device(padded)
 
 
 def _member(block: Block) -> tuple[int, int]:

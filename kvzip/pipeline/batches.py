@@ -10,8 +10,9 @@ import numpy as np
 
 from kvzip.cache import Block
 from kvzip.codecs.base import Batch, Codec, Encoded, Errors
+from kvzip.coding.sections import padded
 from kvzip.container import Frame
-from kvzip.devices.base import SECTION_PADDING, Array, Arrival, Device
+from kvzip.devices.base import Array, Arrival, Device
 from kvzip.pipeline.assignment import Assignment
 from kvzip.pipeline.window import Piece, Window, stored_dtype
 from kvzip.quality import differences
@@ -83,7 +84,7 @@ def _measure_uncounted(batch: Batch, results: Sequence[Encoded], codec: Codec, d
         if all(_is_counted(error, array.size) for error, array in zip(encoded.errors, originals, strict=False)):
             continue
         restored = [device.xp.empty(array.shape, array.dtype) for array in originals]
-        sections = {tag: _padded(section, device) for tag, section in encoded.sections.items()}
+        sections = {tag: padded(section, device) for tag, section in encoded.sections.items()}
         codec.decode(Batch([block], restored), [sections], device)
         encoded.errors = [
             differences(*(np.asarray(device.to_host(array)).view(plane.dtype) for array in pair))
@@ -94,13 +95,6 @@ def _measure_uncounted(batch: Batch, results: Sequence[Encoded], codec: Codec, d
 def _is_counted(error: Errors, numbers: int) -> bool:
     finite = math.isfinite(error.squared_error + error.energy + error.max_abs)
     return finite and (error.energy >= TINY * numbers or not error.max_abs)
-
-
-def _padded(section: Array, device: Device) -> Array:
-    """A section as decoders get it."""
-    buffer = device.xp.zeros(section.size + SECTION_PADDING, np.uint8)
-    buffer[: section.size] = device.to_device(section)
-    return buffer[: section.size]
 
 
 def load_frames(frames: Sequence[Frame], device: Device) -> Callable[[], list[Frame]]:

@@ -113,11 +113,10 @@ def compress(
 def _embed(writer: Writer, assignment: Assignment) -> None:
     profiles = {codec.profile.hash: codec.profile for codec in assignment.codecs if codec.profile is not None}
     if len(profiles) != 1:
-        used = (
-            f"the codecs of the file use {len(profiles)} profiles, and" if profiles else "no codec of the file uses a"
-        )
         raise UsageError(
-            f"{used} {'only one can be embedded' if profiles else 'profile that could be embedded'}",
+            f"the codecs of the file use {len(profiles)} profiles, and only one can be embedded"
+            if profiles
+            else "no codec of the file uses a profile that could be embedded",
             code="embed-profile",
         )
     ((digest, profile),) = profiles.items()
