@@ -25,9 +25,9 @@ def differences(original: np.ndarray, restored: np.ndarray) -> Errors:
     squared = energy = largest = 0.0
     rows = max(1, PIECE // max(1, math.prod(original.shape[1:])))
     for start in range(0, len(original), rows):
-        x, y = (array[start : start + rows].astype(np.float64) for array in (original, restored))
-        same = (x == y) | (np.isnan(x) & np.isnan(y))
         with np.errstate(invalid="ignore", over="ignore"):
+            x, y = (array[start : start + rows].astype(np.float64) for array in (original, restored))
+            same = (x == y) | (np.isnan(x) & np.isnan(y))
             gap = np.abs(np.where(same, 0.0, x - y))
             gap[np.isnan(gap)] = math.inf
             squared += float(np.square(gap).sum())

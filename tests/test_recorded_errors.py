@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -62,3 +63,11 @@ def test_what_is_not_finite_is_kept_or_an_infinite_error(spec: str, cpu: Device)
     given["layers.1.value"][1, 66, 0] = -np.inf
     given["layers.1.value"][0, 7, 1] = np.nan
     check(given, spec, cpu)
+
+
+@pytest.mark.filterwarnings("error")
+def test_signalling_nan_are_measured_without_a_warning() -> None:
+    """numpy warns where it widens them."""
+    numbers = np.full((4, 1, 8), 0x7F81, np.uint16).view(ml_dtypes.bfloat16)
+    found = differences(numbers, numbers)
+    assert (found.squared_error, found.energy, found.max_abs) == (0, 0, 0)
