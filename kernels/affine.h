@@ -36,15 +36,36 @@ template <class E>
 FN vf32 restored(const Affine& affine, vf32 raised) {
   return E::nearest(affine.number(raised - ROUNDER));
 }
-// Rows that an encoder has under way, if it may be so many of 16-bit numbers: as many as there are registers for.
-template <class E>
-FN constexpr u32 rows_at_once(u32 of_halves) {
-  return PACK == 1 ? 1 : of_halves * 2 / sizeof(typename E::raw);
-}
 FN Pack<vu32> no_codes() {
   Pack<vu32> codes;
   for (int i = 0; i < PACK; ++i) codes.v[i] = splat(0);
   return codes;
+}
+// Codes of a row, counting what they do to it. `affine_of(i)`: the Affine of a lane's i-th channel, where `raise` is right.
+template <class E, class Of>
+FN Pack<vu32> quantize(const Strip<E>& strip, const typename Strip<E>::Loaded& row, Of affine_of, u32 zero, StripLoss& loss) {
+  auto numbers = strip.values(row);
+  Pack<vu32> codes;
+  for (int i = 0; i < PACK; ++i) {
+    Affine affine = affine_of(i);
+    vf32 x = E::number(numbers.v[i]), raised = affine.raise(x);
+    codes.v[i] = code_of(raised, zero);
+    loss.add(i, x, restored<E>(affine, raised) - x);
+  }
+  return codes;
+}
+// The same of the i-th channel alone, for levels from `bottom` to `top`, whatever its Affine; it may be idle.
+template <class E>
+FN vu32 quantize_within(const Strip<E>& strip, int i, vf32 x, const Affine& affine, float bottom, float top, u32 zero,
+                        StripLoss& loss) {
+  vf32 raised = affine.raise_within(x, bottom, top);
+  loss.add(i, x, select(strip.idle(i), splatf(0.f), restored<E>(affine, raised) - x));
+  return code_of(raised, zero);
+}
+// Rows that an encoder has under way, if it may be so many of 16-bit numbers: as many as there are registers for.
+template <class E>
+FN constexpr u32 rows_at_once(u32 of_halves) {
+  return PACK == 1 ? 1 : of_halves * 2 / sizeof(typename E::raw);
 }
 
 // ------------------------------------------------------------------------------------------- groups of a token's channels
@@ -238,9 +259,7 @@ FN void encode_row(const Form& form, const ExactTile& tile, const Strip<typename
     } else {
       Affine affine = form.shared().template at<false>(token, i ? groups.of(i) : groups.own);
       float zero = form.zero();
-      vf32 raised = affine.raise_within(x, -zero, (1 << Form::BITS) - 1 - zero);
-      found.v[i] = code_of(raised, form.zero());
-      loss.add(i, x, select(strip.idle(i), splatf(0.f), restored<E>(affine, raised) - x));
+      found.v[i] = quantize_within(strip, i, x, affine, -zero, (1 << Form::BITS) - 1 - zero, form.zero(), loss);
     }
   }
   if (row < tile.coded()) codes.store(token, codes.rows.row(token), found);
@@ -275,13 +294,7 @@ FN void encode_strip(const Form& form, const ExactTile& tile, u32 start, u32 sto
     u8* p = codes.rows.row(tile.start + i);
     for (u32 r = 0; r < AT_ONCE; ++r, ++i, p += codes.rows.stride) {
       Affine affine = affines->at(i, own, groups.count);
-      auto numbers = strip.values(rows[r]);
-      Pack<vu32> found;
-      for (int j = 0; j < PACK; ++j) {
-        vf32 x = E::number(numbers.v[j]), raised = affine.raise(x);
-        found.v[j] = code_of(raised, form.zero());
-        sums.add(j, x, restored<E>(affine, raised) - x);
-      }
+      Pack<vu32> found = quantize(strip, rows[r], [&](int) { return affine; }, form.zero(), sums);
       codes.store(tile.start + i, p, found);
     }
   }
@@ -346,4 +359,25 @@ FN void decode_groups(const Form& form, const ExactTile& tile) {
     else
       decode_strip<Form, PACKED, true, false>(form, tile, strip, groups, start);
   }
+}
+
+// ------------------------------------------------------------------------------------------- tiles
+// A *coder* has the plane and the block, and codes a tile, PACKED or not: encode(tile, scratch, loss), decode(tile);
+// check(tile) is a decoder's status, before it decodes.
+
+template <class Coder>
+FN void encode_warp(const Coder& coder, u32 tile, u32 limit, bool packed, AffineScratch* scratch, float* sums) {
+  auto encode = [&](const ExactTile& tile, TileLoss& loss) {
+    packed ? coder.template encode<true>(tile, scratch, loss) : coder.template encode<false>(tile, scratch, loss);
+  };
+  encode_tile<typename Coder::E>(coder.plane, coder.block.exact, tile, limit, sums, encode);
+}
+template <class Coder>
+FN u32 decode_warp(const Coder& coder, u32 tile, bool packed) {
+  auto decode = [&](const ExactTile& tile) {
+    u32 found = coder.check(tile);
+    if (found == OK) packed ? coder.template decode<true>(tile) : coder.template decode<false>(tile);
+    return found;
+  };
+  return decode_tile<typename Coder::E>(coder.plane, coder.block.exact, tile, decode);
 }

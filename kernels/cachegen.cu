@@ -118,7 +118,7 @@ FN u32 cachegen_quantize_group(const Plane& plane, const CacheGenBlock& block, u
       if (!riding && sizeof(typename E::raw) == 2) rider = widen(bits);
       riding = true;
       // No error, but energy, if it is a number.
-      energy = energy + select(absolute(x) < as_float(splat(0x7f800000)), x * x, splatf(0.f));
+      energy = energy + select(absolute(x) < infinity(), x * x, splatf(0.f));
       return;
     }
     float top = scratch.maxima[t];

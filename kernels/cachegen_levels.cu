@@ -29,7 +29,7 @@ FN void refine_encode(const Plane& plane, const Refinements& to, u32 group, u32 
     for (u32 t = first; t < stop; ++t, weight *= 3) {
       vf32 x = E::to_float(column.template load<WHOLE>(t));
       if (in_mask(exact, t)) {
-        energy = energy + select(absolute(x) < as_float(splat(0x7f800000)), x * x, splatf(0.f));
+        energy = energy + select(absolute(x) < infinity(), x * x, splatf(0.f));
         continue;
       }
       float top = maxima[t], levels = (float)to.levels;

@@ -18,7 +18,7 @@ FN void quantize_group(const Plane& plane, u32 level_count, const Column<E>& col
     store_u8(symbols + t * stride, narrow(select(column.idle(), splat(0), symbol)));
     if (in_mask(exact, t)) {
       // No error, but energy, if it is a number.
-      energy = energy + select(absolute(x) < as_float(splat(0x7f800000)), x * x, splatf(0.f));
+      energy = energy + select(absolute(x) < infinity(), x * x, splatf(0.f));
       return;
     }
     vf32 difference = E::to_float(E::from_float(int_to_float(symbol - level_count) / levels * top)) - x;

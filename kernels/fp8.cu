@@ -148,11 +148,10 @@ struct Fp8Encoder {
       codes.v[i] = coded.code;
       vf32 restored = S == UNSCALED ? coded.magnitude : E::to_float(E::from_float(coded.magnitude * scale));
       // A NaN stays one. What becomes infinite or NaN, or no longer is infinite, has an infinite error.
-      const vf32 infinity = as_float(splat(0x7f800000));
       vf32 difference = absolute(restored - x);
-      difference = select((vm32)(difference < infinity), difference, infinity);
+      difference = select((vm32)(difference < infinity()), difference, infinity());
       difference = select((vm32)(restored == x) | (vm32)(x != x), splatf(0.f), difference);
-      loss.add(i, select((vm32)(x < infinity), x, splatf(0.f)), difference);
+      loss.add(i, select((vm32)(x < infinity()), x, splatf(0.f)), difference);
     }
     strip.template store_bytes<WHOLE>(bytes, strip.signed_bytes(codes, loaded));
   }

@@ -77,33 +77,30 @@ struct IntegerForm {
     if (!symmetric) fine = fine && all_below<E>((const typename E::raw*)block.minima + first, count, E::INFINITE);
     return fine ? OK : BAD_VALUE;
   }
+  template <bool PACKED>
+  METHOD void encode(const ExactTile& tile, AffineScratch* scratch, TileLoss& loss) const {
+    encode_groups<IntegerForm, PACKED>(*this, tile, scratch, loss);
+  }
+  template <bool PACKED>
+  METHOD void decode(const ExactTile& tile) const {
+    decode_groups<IntegerForm, PACKED>(*this, tile);
+  }
 };
 
 #define INTEGER_TILES(suffix, E, BITS)                                                                                 \
   KERNEL(integers_encode##BITS##_##suffix, const Plane* planes, const IntegerBlock* blocks, float* errors, u32 tiles,  \
          u32 limit, u32 symmetric, u32 packed) {                                                                       \
-    typedef IntegerForm<E, BITS> Form;                                                                                 \
     WARP_SHARED(AffineScratch, scratch, 1);                                                                            \
     FOR_EACH_WARP(warp) {                                                                                              \
-      Form form = Form::make(planes[warp / tiles], blocks[warp / tiles], symmetric != 0);                              \
-      encode_tile<E>(form.plane, form.block.exact, warp % tiles, limit, errors + (u64)warp * 3,                        \
-                     [&](const ExactTile& tile, TileLoss& loss) {                                                      \
-                       packed ? encode_groups<Form, true>(form, tile, scratch, loss)                                   \
-                              : encode_groups<Form, false>(form, tile, scratch, loss);                                 \
-                     });                                                                                               \
+      auto form = IntegerForm<E, BITS>::make(planes[warp / tiles], blocks[warp / tiles], symmetric != 0);              \
+      encode_warp(form, warp % tiles, limit, packed != 0, scratch, errors + (u64)warp * 3);                            \
     }                                                                                                                  \
   }                                                                                                                    \
   KERNEL(integers_decode##BITS##_##suffix, const Plane* planes, const IntegerBlock* blocks, u32* status, u32 tiles,    \
          u32 symmetric, u32 packed) {                                                                                  \
-    typedef IntegerForm<E, BITS> Form;                                                                                 \
     FOR_EACH_WARP(warp) {                                                                                              \
-      Form form = Form::make(planes[warp / tiles], blocks[warp / tiles], symmetric != 0);                              \
-      u32 found = decode_tile<E>(form.plane, form.block.exact, warp % tiles, [&](const ExactTile& tile) {              \
-        u32 found = form.check(tile);                                                                                  \
-        if (found == OK) packed ? decode_groups<Form, true>(form, tile) : decode_groups<Form, false>(form, tile);      \
-        return found;                                                                                                  \
-      });                                                                                                              \
-      store_uniform(status + warp, found);                                                                             \
+      auto form = IntegerForm<E, BITS>::make(planes[warp / tiles], blocks[warp / tiles], symmetric != 0);              \
+      store_uniform(status + warp, decode_warp(form, warp % tiles, packed != 0));                                      \
     }                                                                                                                  \
   }
 #define INTEGER_KERNELS(suffix, E) INTEGER_TILES(suffix, E, 4) INTEGER_TILES(suffix, E, 8)

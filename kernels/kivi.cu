@@ -112,12 +112,7 @@ struct KiviKeys {
         typename Strip<E>::Loaded rows[AT_ONCE];
         strip.load(tile.start + i, rows);
         for (u32 r = 0; r < AT_ONCE; ++r, ++i) {
-          auto numbers = strip.values(rows[r]);
-          for (int j = 0; j < PACK; ++j) {
-            vf32 x = E::number(numbers.v[j]), raised = affines[j].raise(x);
-            found.v[j] = code_of(raised, 0);
-            sums.add(j, x, restored<E>(affines[j], raised) - x);
-          }
+          found = quantize(strip, rows[r], [&](int j) { return affines[j]; }, 0, sums);
           store(i);
         }
       }
@@ -129,6 +124,7 @@ struct KiviKeys {
     }
     loss.add(strip, sums);
   }
+
   template <bool WHOLE>
   static METHOD void encode_row(const ExactTile& tile, const Strip<E>& strip, const Affine (&affines)[PACK], u32 row,
                                 Pack<vu32>& found, StripLoss& loss) {
@@ -139,9 +135,7 @@ struct KiviKeys {
       if (tile.keeps(row)) {
         loss.add_kept(j, x);
       } else {
-        vf32 raised = affines[j].raise_within(x, 0.f, TOP);
-        found.v[j] = select(strip.idle(j), splat(0), code_of(raised, 0));
-        loss.add(j, x, select(strip.idle(j), splatf(0.f), restored<E>(affines[j], raised) - x));
+        found.v[j] = quantize_within(strip, j, x, affines[j], 0.f, TOP, 0, loss);
       }
     }
   }
@@ -181,7 +175,7 @@ struct KiviKeys {
   template <class Code>
   METHOD void for_each_strip(Code code) const {
     for (u32 start = 0; start < channels(); start += STRIP) {
-      Strip<E> strip = Strip<E>::at(plane, start, channels() - start < STRIP ? channels() - start : STRIP);
+      Strip<E> strip = Strip<E>::make(plane, start / STRIP);
       code(strip, aligned(strip, block.words | block.scales | block.minima), start);
     }
   }
@@ -260,25 +254,15 @@ struct KiviValues {
   KERNEL(kivi_encode_##kind##BITS##_##suffix, const Plane* planes, const KiviBlock* blocks, float* errors, u32 tiles,  \
          u32 limit, u32 packed) {                                                                                      \
     WARP_SHARED(AffineScratch, scratch, 1);                                                                            \
-    FOR_EACH_WARP(warp) {                                                                                              \
-      auto coder = Kind<E, BITS>::make(planes[warp / tiles], blocks[warp / tiles]);                                    \
-      encode_tile<E>(coder.plane, coder.block.exact, warp % tiles, limit, errors + (u64)warp * 3,                      \
-                     [&](const ExactTile& tile, TileLoss& loss) {                                                      \
-                       packed ? coder.template encode<true>(tile, scratch, loss)                                       \
-                              : coder.template encode<false>(tile, scratch, loss);                                     \
-                     });                                                                                               \
-    }                                                                                                                  \
+    FOR_EACH_WARP(warp)                                                                                                \
+    encode_warp(Kind<E, BITS>::make(planes[warp / tiles], blocks[warp / tiles]), warp % tiles, limit, packed != 0,     \
+                scratch, errors + (u64)warp * 3);                                                                      \
   }                                                                                                                    \
   KERNEL(kivi_decode_##kind##BITS##_##suffix, const Plane* planes, const KiviBlock* blocks, u32* status, u32 tiles,    \
          u32 packed) {                                                                                                 \
     FOR_EACH_WARP(warp) {                                                                                              \
       auto coder = Kind<E, BITS>::make(planes[warp / tiles], blocks[warp / tiles]);                                    \
-      u32 found = decode_tile<E>(coder.plane, coder.block.exact, warp % tiles, [&](const ExactTile& tile) {            \
-        u32 found = coder.check(tile);                                                                                 \
-        if (found == OK) packed ? coder.template decode<true>(tile) : coder.template decode<false>(tile);              \
-        return found;                                                                                                  \
-      });                                                                                                              \
-      store_uniform(status + warp, found);                                                                             \
+      store_uniform(status + warp, decode_warp(coder, warp % tiles, packed != 0));                                     \
     }                                                                                                                  \
   }
 #define KIVI_KERNELS(suffix, E)                                                     \

@@ -253,7 +253,7 @@ FN void kvtc_errors(const Plane& plane, const KvtcPlane& side, u32 group, float*
   };
   in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, const KvtcBoth<E>& loaded) {
     vf32 x = E::to_float(loaded.plane);
-    energy = energy + select(absolute(x) < as_float(splat(0x7f800000)), x * x, splatf(0.f));
+    energy = energy + select(absolute(x) < infinity(), x * x, splatf(0.f));
     if (in_mask(exact, t)) return;
     vf32 difference = absolute(E::to_float(E::from_float(rows.numbers(loaded.row))) - x);
     difference = select(column.idle(), splatf(0.f), difference);

@@ -20,13 +20,13 @@ struct StripLoss {
   }
   // What is kept as it is has energy, where it is a number, and no error.
   METHOD void add_kept(int i, vf32 x) {
-    energy.v[i] = energy.v[i] + select((vm32)(magnitude_of(x) < as_float(splat(0x7f800000))), x * x, splatf(0.f));
+    energy.v[i] = energy.v[i] + select((vm32)(magnitude_of(x) < infinity()), x * x, splatf(0.f));
   }
   // Whether no sum has met a NaN or an infinity.
   METHOD bool finite() const {
     vf32 sum = splatf(0.f);
     for (int i = 0; i < PACK; ++i) sum = sum + (squared.v[i] + energy.v[i]);
-    return all(sum < as_float(splat(0x7f800000)));
+    return all(sum < infinity());
   }
 };
 

@@ -180,7 +180,6 @@ FN void rows_in_turn(u32 rows, Load load, Work work) {
 }
 
 // ------------------------------------------------------------------------------------------- errors
-FN vf32 infinity() { return as_float(splat(0x7f800000)); }
 FN vu32 is_unfit(vf32 x) { return select((as_bits(x) & 0x7fffffffu) >= 0x7f800000u, splat(1), splat(0)); }
 
 // Squared error, energy and largest error of a tile's rows. Rows that are not finite or do not come back finite must be

@@ -35,6 +35,7 @@ struct Plane {
 
 // ------------------------------------------------------------------------------------------- derived, on either side
 
+FN vf32 infinity() { return as_float(splat(0x7f800000)); }
 // Bits of a float and back.
 FN vf32 absolute(vf32 x) { return as_float(as_bits(x) & 0x7fffffffu); }
 FN vf32 maximum(vf32 a, vf32 b) { return select(a > b, a, b); }

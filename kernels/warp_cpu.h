@@ -80,7 +80,7 @@ FN vu16 maximum(vu16 a, vu16 b) { return (vm16)(a > b) ? a : b; }
 FN vf32 larger(vf32 a, vf32 b) { return (vm32)(a > b) ? a : b; }
 FN vf32 smaller(vf32 a, vf32 b) { return (vm32)(a < b) ? a : b; }
 FN vf32 magnitude_of(vf32 x) { return as_float(as_bits(x) & 0x7fffffffu); }
-// a * b + c where the product needs no rounding, or the sum none. See the CUDA side.
+// a * b + c where the product needs no rounding, or c is 0. See the CUDA side.
 FN vf32 product_sum(vf32 a, vf32 b, vf32 c) { return a * b + c; }
 FN vu32 shift_right_signed(vu32 x, vu32 by) { return (vu32)((vm32)x >> (vm32)by); }
 FN u32 forgotten(u32 x) { return x; }

@@ -94,7 +94,7 @@ FN vu32 maximum(vu32 a, vu32 b) { return a > b ? a : b; }
 FN vf32 larger(vf32 a, vf32 b) { return fmaxf(a, b); }
 FN vf32 smaller(vf32 a, vf32 b) { return fminf(a, b); }
 FN vf32 magnitude_of(vf32 x) { return fabsf(x); }
-// a * b + c where the product needs no rounding, or the sum none: then rounding once is rounding twice.
+// a * b + c where the product needs no rounding, or c is 0: then rounding once is rounding twice.
 FN vf32 product_sum(vf32 a, vf32 b, vf32 c) { return fused(a, b, c); }
 FN vu32 shift_right_signed(vu32 x, vu32 by) { return (u32)((int)x >> by); }
 // A number of which the compiler knows nothing: what follows from it takes no registers from one turn of a loop to the next.
