@@ -128,6 +128,49 @@ def test_turboquant_needs_its_shape_and_preset(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["object"]
 
 
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--shape", "1,1,1,8"], "shape"),
+        (["--dtype", "float16"], "--dtype"),
+        (["--preset", "4bit_nc"], "preset"),
+        (["--format", "fp8-e4m3fn", "--shape", "1,4,1,8", "--k-bins", "0:16"], "k_bins"),
+        (["--format", "fp8-e5m2", "--shape", "1,4,1,8", "--coder", "range"], "coder"),
+        (["--format", "fp8-e5m2", "--shape", "1,4,1,8", "--preset", "4bit_nc"], "preset"),
+        (["--format", "turboquant", "--shape", "1,4,1,8", "--v-bins", "0:16"], "v_bins"),
+        (["--format", "fp8-e4m3fn", "--dtype", "float16"], "--dtype"),
+    ],
+)
+def test_import_refuses_options_of_another_format(
+    options: list[str], told: str, tmp_path: Path, capsys: Capture
+) -> None:
+    """No option is dropped in silence."""
+    (tmp_path / "chunk").write_bytes(pickle.dumps(b"") + bytes(64))
+    assert cli.kvzip("import", tmp_path / "chunk", *options, "-o", tmp_path / "made.kvz") == 2
+    assert told in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["chunk"]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--preset", "4bit_nc"], "preset"),
+        (["--format", "fp8-e4m3fn", "--k-bins", "0:16"], "k_bins"),
+        (["--format", "fp8-e5m2", "--preset", "4bit_nc"], "preset"),
+        (["--format", "turboquant", "--v-bins", "0:16"], "v_bins"),
+    ],
+)
+def test_export_refuses_options_of_another_format(
+    options: list[str], told: str, tmp_path: Path, capsys: Capture
+) -> None:
+    kvzip.compress(
+        {"kv_chunk": np.ones((1, 2, 4, 1, 8), np.float32)}, tmp_path / "kv.kvz", layout="lmcache-blob", codec="raw"
+    )
+    assert cli.kvzip("export", tmp_path / "kv.kvz", *options, "-o", tmp_path / "made") == 2
+    assert told in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["kv.kvz"]
+
+
 def test_a_hostile_pickle_is_refused_and_nothing_written(tmp_path: Path, capsys: Capture) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:

@@ -22,7 +22,12 @@ Format = Annotated[
 Shape = Annotated[
     str | None, typer.Option("--shape", metavar="LAYERS,TOKENS,HEADS,DIM", help="Of fp8 and turboquant files.")
 ]
-Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="What the numbers of such a file were before.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", metavar="DTYPE", help="What the numbers of such a file were before; bfloat16 if not given."
+    ),
+]
 Preset = Annotated[
     str | None,
     typer.Option("--preset", metavar="PRESET", help="Of turboquant, as in 4bit_nc or 4bit_nc,skip_first_layers=0."),
@@ -35,7 +40,7 @@ def import_(
     stdout: options.Stdout = False,
     file_format: Format = "cachegen",
     shape: Shape = None,
-    dtype: Dtype = "bfloat16",
+    dtype: Dtype = None,
     k_bins: Bins = None,
     v_bins: Bins = None,
     coder: Coder = None,
@@ -81,7 +86,7 @@ def import_(
         report = import_files(
             contents, sink,
             file_format=file_format, geometry=_geometry(shape, dtype), k_bins=k_bins, v_bins=v_bins,
-            coder=coder or "rans", preset=preset, device=job.device, block_tokens=block_tokens,
+            coder=coder, preset=preset, device=job.device, block_tokens=block_tokens,
             notice=job.messages.notice,
         )  # fmt: skip
     read = sum(len(data) for _, data in contents)
@@ -109,13 +114,15 @@ def _read(name: str, pickled: bool) -> bytes:
         return file.read()
 
 
-def _geometry(shape: str | None, dtype: str) -> Geometry | None:
+def _geometry(shape: str | None, dtype: str | None) -> Geometry | None:
     from kvzip.lmcache.fp8 import Geometry
 
     if shape is None:
+        if dtype is not None:
+            raise UsageError("--dtype goes with --shape, of fp8 and turboquant files", code="no-shape")
         return None
     try:
         layers, tokens, heads, head_dim = map(int, shape.split(","))
     except ValueError:
         raise UsageError(f"--shape {shape!r}: expected LAYERS,TOKENS,HEADS,DIM", code="bad-shape") from None
-    return Geometry(layers, tokens, heads, head_dim, dtype)
+    return Geometry(layers, tokens, heads, head_dim, dtype or "bfloat16")

@@ -24,6 +24,14 @@ from kvzip.pipeline.encoding import ignore
 from kvzip.pipeline.steps import Notice
 
 FORMATS = ("cachegen", *fp8.FORMATS, "turboquant")
+OPTIONS = {
+    "shape": (*fp8.FORMATS, "turboquant"),
+    "k_bins": ("cachegen",),
+    "v_bins": ("cachegen",),
+    "coder": ("cachegen",),
+    "preset": ("turboquant",),
+}
+"""The formats that an option goes with."""
 TENSOR = "kv_chunk"
 """What LMCache's disk chunks call the cache: kvzip knows the layout by it."""
 
@@ -36,7 +44,7 @@ def import_files(
     geometry: fp8.Geometry | None = None,
     k_bins: str | None = None,
     v_bins: str | None = None,
-    coder: str = "rans",
+    coder: str | None = None,
     preset: str | None = None,
     device: Device,
     notice: Notice = ignore,
@@ -50,22 +58,22 @@ def import_files(
         file_format: ``cachegen``, ``fp8-e4m3fn``, ``fp8-e5m2`` or ``turboquant``.
         geometry: of every fp8 or turboquant file.
         k_bins, v_bins: of CacheGen blobs, which do not tell; LMCache's schedule for the number of layers if None.
-        coder: how the ``.kvz`` codes CacheGen's symbols, which stay as they are.
+        coder: how the ``.kvz`` codes CacheGen's symbols, which stay as they are; ``rans`` if None.
         preset: of turboquant files, whose codes stay as they are: ``"4bit_nc"``, with the codec's other options behind
             it if need be, as in ``"4bit_nc,skip_first_layers=0"``; LMCache's usual one if None.
 
     Raises:
         UnsupportedError: a blob that may run code, or whose symbols no quantizer made.
         CorruptError: a file that is no such file, or damaged.
-        UsageError: files that do not belong together, bins that do not fit, a missing geometry.
+        UsageError: files that do not belong together, bins that do not fit, a missing geometry, options of another
+            format.
     """
+    _check_options(file_format, shape=geometry, k_bins=k_bins, v_bins=v_bins, coder=coder, preset=preset)
     if file_format == "cachegen":
         parts = [_read_cachegen(name, data, k_bins, v_bins, device, notice) for name, data in files]
         layers = len(parts[0])
         keys, values = _bins(layers, k_bins, v_bins)
-        codec: Codec = CacheGen(k_bins=_runs(keys), v_bins=_runs(values), sinks=0, coder=coder)
-    elif file_format not in FORMATS:
-        raise UsageError(f"unknown format {file_format!r}: {', '.join(FORMATS)} are known", code="lmcache-format")
+        codec: Codec = CacheGen(k_bins=_runs(keys), v_bins=_runs(values), sinks=0, coder=coder or "rans")
     elif geometry is None:
         raise UsageError(f"{file_format} files do not say how the cache is shaped: give its shape", code="no-shape")
     elif file_format == "turboquant":
@@ -100,10 +108,9 @@ def export_cache(
     quantized once more. Without a ``preset`` turboquant's is that of the cache, or LMCache's usual one.
 
     Raises:
-        UsageError: the cache is not made of keys and values of one shape in every layer.
+        UsageError: the cache is not made of keys and values of one shape in every layer; options of another format.
     """
-    if file_format not in FORMATS:
-        raise UsageError(f"unknown format {file_format!r}: {', '.join(FORMATS)} are known", code="lmcache-format")
+    _check_options(file_format, k_bins=k_bins, v_bins=v_bins, preset=preset)
     kv = _whole_cache(cache, tokens)
     if file_format == "turboquant":
         stock = (stock_codec(cache) if preset is None else None) or _turboquant(preset)
@@ -117,6 +124,17 @@ def export_cache(
     if told := _second_loss(cache, keys, values):
         notice(told)
     return write_blob(cachegen.encode(kv, keys, values, device, notice))
+
+
+def _check_options(file_format: str, **given: object) -> None:
+    if file_format not in FORMATS:
+        raise UsageError(f"unknown format {file_format!r}: {', '.join(FORMATS)} are known", code="lmcache-format")
+    for name, value in given.items():
+        if value is not None and file_format not in OPTIONS[name]:
+            raise UsageError(
+                f"{file_format} files have no {name}: that goes with {' and '.join(OPTIONS[name])}",
+                code="lmcache-option",
+            )
 
 
 def _turboquant(preset: str | None) -> TurboQuant:
