@@ -9,23 +9,21 @@
 
 // What a group shares. Levels have up to 8 bits and scales up to 11 significant ones: their product is exact.
 struct Affine {
-  vf32 scale, minimum;
-  Divisor step;
+  vf32 scale, minimum, inverse;
 
-  // Where the scale is 0, so are all levels.
-  static METHOD Affine make(vf32 scale, vf32 minimum) { return {scale, minimum, Divisor::make_or_zero(scale)}; }
-  // The level nearest to a number, plus ROUNDER; right if `step` is exact.
-  METHOD vf32 raise(vf32 x) const { return step.divide(x - minimum) + ROUNDER; }
-  // Right for any scale, and held between levels.
+  // Where the scale is 0, so are all levels. Other scales must be 2^-126 or more, to encode with.
+  static METHOD Affine make(vf32 scale, vf32 minimum) {
+    return {scale, minimum, select((vm32)(scale == splatf(0.f)), splatf(0.f), splatf(1.f) / scale)};
+  }
+  // The level of a number, plus ROUNDER: the product is rounded once, to a whole number.
+  METHOD vf32 raise(vf32 x) const { return fused(x - minimum, inverse, splatf(ROUNDER)); }
   METHOD vf32 raise_within(vf32 x, float bottom, float top) const {
-    vf32 raised = select((vm32)(scale == splatf(0.f)), splatf(0.f), (x - minimum) / scale) + ROUNDER;
-    return smaller(larger(raised, splatf(ROUNDER + bottom)), splatf(ROUNDER + top));
+    return smaller(larger(raise(x), splatf(ROUNDER + bottom)), splatf(ROUNDER + top));
   }
   METHOD vf32 number(vf32 level) const { return product_sum(level, scale, minimum); }
-  // Where `raise` is right, and does not leave the levels from 0 to `top`, for all numbers from `low` to `high`.
-  METHOD vm32 plain(vf32 low, vf32 high, float top) const {
-    vf32 most = scale * 0.49f;
-    return step.exact() & (((minimum - low <= most) & (high - number(splatf(top)) <= most)) | (scale == splatf(0.f)));
+  // Where numbers from `low` to `high` have levels from `bottom` to `top` without being held there.
+  METHOD vm32 plain(vf32 low, vf32 high, float bottom, float top) const {
+    return (raise(low) >= splatf(ROUNDER + bottom)) & (raise(high) <= splatf(ROUNDER + top));
   }
 };
 
@@ -41,7 +39,7 @@ FN Pack<vu32> no_codes() {
   for (int i = 0; i < PACK; ++i) codes.v[i] = splat(0);
   return codes;
 }
-// Codes of a row, counting what they do to it. `affine_of(i)`: the Affine of a lane's i-th channel, where `raise` is right.
+// Codes of a row, counting what they do to it. `affine_of(i)`: the Affine of a lane's i-th channel, which is plain.
 template <class E, class Of>
 FN Pack<vu32> quantize(const Strip<E>& strip, const typename Strip<E>::Loaded& row, Of affine_of, u32 zero, StripLoss& loss) {
   auto numbers = strip.values(row);
@@ -77,8 +75,8 @@ FN constexpr u32 rows_at_once(u32 of_halves) {
 //   zero()            the code of level 0
 //   shared()          what its groups share. at<ONE>(token, i): the Affine of group i of the tokens from this one on, lane by
 //                     lane; ONE: the same in all lanes
-//   store(...)        makes the Affines of a group from the extremes of a tile's rows and stores them. `plain`: where they
-//                     are right for all numbers of the group without being looked after
+//   store(...)        makes the Affines of neighbouring groups from the extremes of a tile's rows and stores them
+//   AT_ONCE           how many, where they share a strip and side_by_side() says that they can be stored so
 
 // Where codes are.
 struct CodeMemory {
@@ -89,6 +87,14 @@ struct CodeMemory {
 template <class Form>
 FN u32 channels_of(const Form& form) {
   return form.plane.heads * form.plane.head_dim;
+}
+template <class Form>
+FN float bottom_level(const Form& form) {
+  return -(float)form.zero();
+}
+template <class Form>
+FN float top_level(const Form& form) {
+  return (float)((1u << Form::BITS) - 1) - (float)form.zero();
 }
 
 // The codes of a strip: packed; or without their lowest bits one a byte, those apart.
@@ -144,11 +150,15 @@ struct RowAffines {
   enum : u32 { GROUPS = 4 };
   struct alignas(16) Row {
     Affine affine;
+    u32 unused;  // so that one access moves all
   };
   Row of[LANES][GROUPS];  // in a warp's shared memory
 
-  METHOD void set(u32 group, const Affine& of_rows) { of[lane()][group].affine = of_rows; }
-  METHOD Affine at(u32 row, vu32 group, u32) const { return of[row][group].affine; }
+  METHOD void set(u32 group, const Affine& of_rows) { of[lane()][group] = {of_rows, 0}; }
+  METHOD Affine at(u32 row, vu32 group, u32) const {
+    Row found = of[row][group];
+    return found.affine;
+  }
 };
 #else
 struct RowAffines {
@@ -162,13 +172,13 @@ struct RowAffines {
       Affine other = of_row(g, row);
       vm32 own = group == g;
       found = {select(own, other.scale, found.scale), select(own, other.minimum, found.minimum),
-               {select(own, other.step.value, found.step.value)}};
+               select(own, other.inverse, found.inverse)};
     }
     return found;
   }
   METHOD Affine of_row(u32 group, u32 row) const {
     const Affine& rows = of[group];
-    return {splatf(rows.scale[row]), splatf(rows.minimum[row]), {splatf(rows.step.value[row])}};
+    return {splatf(rows.scale[row]), splatf(rows.minimum[row]), splatf(rows.inverse[row])};
   }
 };
 #endif
@@ -216,6 +226,20 @@ FN void note_extremes(const Form& form, const ExactTile& tile, u32 start, u32 co
   }
 }
 
+// Finds and stores what N groups from `group` on share, whose extremes so many lanes from `noted` on have. Returns the rows that
+// must be looked after.
+template <u32 N, class Form>
+FN u32 share(const Form& form, const ExactTile& tile, u32 group, u32 first, u32 noted, u32 lanes, AffineScratch* scratch) {
+  vf32 low[N], high[N];
+  Affine of_rows[N];
+  for (u32 n = 0; n < N; ++n)
+    scratch->extremes.get<typename Form::E>(tile.coded(), noted + n * lanes, lanes, low[n], high[n]);
+  form.store(tile, group, low, high, of_rows);
+  vm32 plain = of_rows[0].plain(low[0], high[0], bottom_level(form), top_level(form));
+  for (u32 n = 1; n < N; ++n) plain = plain & of_rows[n].plain(low[n], high[n], bottom_level(form), top_level(form));
+  for (u32 n = 0; n < N && group - first + N <= RowAffines::GROUPS; ++n) scratch->affines.set(group - first + n, of_rows[n]);
+  return ~ballot(plain);
+}
 // Finds and stores what the groups from channel `start` to `stop` share. Returns the rows that must be looked after; `affines`
 // are those of the first groups.
 template <class Form>
@@ -229,16 +253,12 @@ FN u32 find_groups(const Form& form, const ExactTile& tile, u32 start, u32 stop,
     u32 count = step < stop - c ? step : stop - c;
     note_extremes(form, tile, c, count, &scratch->extremes);
     warp_sync();
-    for (u32 d = 0; d < count; d += width) {
-      // Lanes without channels have what the last group has.
-      vf32 low, high;
-      scratch->extremes.get<E>(tile.coded(), together ? d / PACK : 0, together ? width / PACK : LANES, low, high);
-      vm32 plain;
-      Affine of_rows = form.store(tile, (c + d) / width, low, high, plain);
-      singly |= ~ballot(plain);
-      u32 group = (c + d - start) / width;
-      if (group < RowAffines::GROUPS) scratch->affines.set(group, of_rows);
-    }
+    u32 group = c / width, past = group + (count + width - 1) / width, first = start / width;
+    // Lanes without channels have noted what the last group has.
+    for (u32 lanes = width / PACK; together && form.side_by_side() && group + Form::AT_ONCE <= past; group += Form::AT_ONCE)
+      singly |= share<Form::AT_ONCE>(form, tile, group, first, (group - c / width) * lanes, lanes, scratch);
+    for (u32 lanes = together ? width / PACK : LANES; group < past; ++group)
+      singly |= share<1>(form, tile, group, first, (group - c / width) * lanes, lanes, scratch);
     warp_sync();
   }
   return singly;
@@ -258,14 +278,13 @@ FN void encode_row(const Form& form, const ExactTile& tile, const Strip<typename
       loss.add_kept(i, x);
     } else {
       Affine affine = form.shared().template at<false>(token, i ? groups.of(i) : groups.own);
-      float zero = form.zero();
-      found.v[i] = quantize_within(strip, i, x, affine, -zero, (1 << Form::BITS) - 1 - zero, form.zero(), loss);
+      found.v[i] = quantize_within(strip, i, x, affine, bottom_level(form), top_level(form), form.zero(), loss);
     }
   }
   if (row < tile.coded()) codes.store(token, codes.rows.row(token), found);
 }
 
-// `singly`: rows to be looked after. `shared`: whether the affines are those of the strip's groups.
+// `singly`: rows to be looked after; if there is one, all are. `shared`: whether the affines are those of the strip's groups.
 template <class Form, bool PACKED>
 FN void encode_strip(const Form& form, const ExactTile& tile, u32 start, u32 stop, u32 singly, bool shared,
                      RowAffines* affines, TileLoss& loss) {
@@ -275,27 +294,24 @@ FN void encode_strip(const Form& form, const ExactTile& tile, u32 start, u32 sto
   auto codes = StripCodes<Form, PACKED>::make(form, start);
   auto groups = StripGroups<E>::make(strip, start, stop, form.width());
   if (!strip.whole || groups.count > RowAffines::GROUPS) singly = ~0u;
-  if (!shared && singly != ~0u) {
-    u32 last = tile.coded() - 1;
-    vu32 row = select(lane_ids() < last, lane_ids(), splat(last));
+  if (!shared && !singly) {
     for (u32 g = 0; g < groups.count; ++g)
-      affines->set(g, form.shared().template at<false>(tile.start, row * form.groups() + (groups.first + g)));
+      affines->set(g, form.shared().template at<false>(tile.start, lane_ids() * form.groups() + (groups.first + g)));
     warp_sync();
   }
   vu32 own = groups.own - groups.first;
   StripLoss sums = StripLoss::zero();
-  for (u32 i = 0; i < tile.tokens();) {
-    if (i + AT_ONCE > EXACT_TILE || (singly >> i & ((1u << AT_ONCE) - 1u))) {
-      encode_row(form, tile, strip, codes, groups, i++, sums);
-      continue;
-    }
+  for (u32 i = 0; singly && i < tile.tokens(); ++i) encode_row(form, tile, strip, codes, groups, i, sums);
+  const u8* from = strip.row(tile.start);
+  u8* p = codes.rows.row(tile.start);
+#pragma clang loop unroll(disable)
+  for (u32 i = 0; !singly && i < EXACT_TILE; i += AT_ONCE) {
     typename Strip<E>::Loaded rows[AT_ONCE];
-    strip.load(tile.start + i, rows);
-    u8* p = codes.rows.row(tile.start + i);
-    for (u32 r = 0; r < AT_ONCE; ++r, ++i, p += codes.rows.stride) {
-      Affine affine = affines->at(i, own, groups.count);
+    from = strip.load(from, rows);
+    for (u32 r = 0; r < AT_ONCE; ++r, p += codes.rows.stride) {
+      Affine affine = affines->at(i + r, own, groups.count);
       Pack<vu32> found = quantize(strip, rows[r], [&](int) { return affine; }, form.zero(), sums);
-      codes.store(tile.start + i, p, found);
+      codes.store(tile.start + i + r, p, found);
     }
   }
   loss.add(strip, sums);

@@ -37,7 +37,8 @@ template <class E_, u32 BITS_>
 struct IntegerForm {
   typedef E_ E;
   // Scales from 2^(128 - BITS) on would overflow. What is encoded is below 2^126 and has far smaller ones.
-  enum : u32 { BITS = BITS_, HALF = 1 << (BITS - 1), LOW = BITS > 5 ? BITS - 5 : 0, SCALE_LIMIT = (255 - BITS) << 7 };
+  enum : u32 { BITS = BITS_, HALF = 1 << (BITS - 1), LOW = BITS > 5 ? BITS - 5 : 0, AT_ONCE = 1, SCALE_LIMIT = (255 - BITS) << 7 };
+  enum : u32 { SMALLEST = 1 << 7 };  // of the scales that encoders write, but for 0: the least whose reciprocal is finite
   const Plane& plane;
   const IntegerBlock& block;
   bool symmetric;
@@ -48,16 +49,19 @@ struct IntegerForm {
   }
   METHOD u32 width() const { return plane.head_dim; }
   METHOD u32 groups() const { return plane.heads; }
+  METHOD bool side_by_side() const { return true; }
   METHOD IntegerShared<E> shared() const {
     return {(u16*)block.scales, (typename E::raw*)block.minima, plane.heads, symmetric};
   }
   METHOD u32 zero() const { return symmetric ? HALF : 0; }
-  METHOD Affine store(const ExactTile& tile, u32 head, vf32 low, vf32 high, vm32& plain) const {
+  METHOD void store(const ExactTile& tile, u32 head, const vf32 (&lows)[1], const vf32 (&highs)[1], Affine (&affines)[1]) const {
+    vf32 low = lows[0], high = highs[0];
     float levels = symmetric ? HALF - 1 : (1u << BITS) - 1;
     vf32 span = symmetric ? larger(magnitude_of(low), magnitude_of(high)) : (high - low) + 0.f;
     u64 first = (u64)tile.start * plane.heads + head;
     vm32 kept = bit_of_lane(tile.kept) != 0u;
     vu32 scale = (as_bits(span / levels) + 0xffffu) >> 16;
+    scale = select(scale == 0u, scale, maximum(scale, splat(SMALLEST)));
     store_strided((u16*)block.scales + first, select(kept, splat(0), scale), plane.heads, tile.tokens());
     vf32 minimum = splatf(0.f);
     if (!symmetric) {
@@ -65,9 +69,7 @@ struct IntegerForm {
       vu32 raw = select(kept, splat(0), widen(E::from_number(minimum)));
       store_strided((typename E::raw*)block.minima + first, raw, plane.heads, tile.tokens());
     }
-    Affine affine = Affine::make(as_float(scale << 16), minimum);
-    plain = affine.step.exact();
-    return affine;
+    affines[0] = Affine::make(as_float(scale << 16), minimum);
   }
   // A decoder's status: whether no scale and minimum would make infinities of finite numbers, and NaN of those.
   METHOD u32 check(const ExactTile& tile) const {

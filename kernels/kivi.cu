@@ -14,16 +14,22 @@ struct KiviBlock {
   u32 symbol_tokens, reserved;
 };
 
-// A group's scale and minimum, from its smallest and largest number.
-template <u32 BITS>
-struct KiviGroup {
-  enum : u32 { TOP = (1 << BITS) - 1 };
-  vu16 scale, minimum;
+FN Affine affine_of(vu16 scale, vu16 minimum) { return Affine::make(half_number(scale), half_number(minimum)); }
 
-  static METHOD KiviGroup of(vf32 low, vf32 high) {
-    return {number_to_half(Divisor::make(splatf(TOP)).divide((high - low) + 0.f)), number_to_half(low + 0.f)};
+// Scales and minima of N groups, from their smallest and largest numbers.
+template <u32 BITS, u32 N>
+struct KiviGroups {
+  Halves<N> scales, minima;
+
+  static METHOD KiviGroups of(const vf32 (&low)[N], const vf32 (&high)[N]) {
+    vf32 scales[N], minima[N];
+    for (u32 n = 0; n < N; ++n) {
+      scales[n] = Divisor::make(splatf((1 << BITS) - 1)).divide((high[n] - low[n]) + 0.f);
+      minima[n] = low[n] + 0.f;
+    }
+    return {Halves<N>::nearest(scales), Halves<N>::nearest(minima)};
   }
-  METHOD Affine affine() const { return Affine::make(half_number(scale), half_number(minimum)); }
+  METHOD Affine affine(u32 n) const { return Affine::make(scales.number(n), minima.number(n)); }
 };
 
 // A decoder's status: encoders write no scale or minimum that is not finite.
@@ -83,12 +89,12 @@ struct KiviKeys {
     if (tile.all_kept() != ~0u) {
       Extremes<E> own = extremes<WHOLE>(tile, strip);
       Pack<vf32> low = own.low(), high = own.high();
+      auto groups = KiviGroups<BITS, PACK>::of(low.v, high.v);
       for (int j = 0; j < PACK; ++j) {
-        auto group = KiviGroup<BITS>::of(low.v[j], high.v[j]);
-        affines[j] = group.affine();
-        scale.v[j] = widen(group.scale);
-        minimum.v[j] = widen(group.minimum);
-        plain = plain & all(affines[j].plain(low.v[j], high.v[j], TOP));
+        affines[j] = groups.affine(j);
+        scale.v[j] = groups.scales.bits(j);
+        minimum.v[j] = groups.minima.bits(j);
+        plain = plain & all(affines[j].plain(low.v[j], high.v[j], 0.f, TOP));
       }
     }
     if (tile.coded()) {
@@ -147,7 +153,7 @@ struct KiviKeys {
     Pack<vu32> scale = load_channels(strip, WHOLE, scales(tile) + start);
     Pack<vu32> minimum = load_channels(strip, WHOLE, minima(tile) + start), word = no_codes();
     Affine affines[PACK];
-    for (int j = 0; j < PACK; ++j) affines[j] = KiviGroup<BITS>{narrow(scale.v[j]), narrow(minimum.v[j])}.affine();
+    for (int j = 0; j < PACK; ++j) affines[j] = affine_of(narrow(scale.v[j]), narrow(minimum.v[j]));
     const u32* words_of_strip = words(tile) + start;
     auto symbols = CodeRows<BITS, false>::make(block.symbols, block.symbol_tokens, channels(), start);
     for (u32 first = 0; first < tile.coded(); first += PER_WORD) {
@@ -203,14 +209,14 @@ struct KiviShared {
   template <bool ONE>
   METHOD Affine at(u32 token, vu32 index) const {
     const u16 *scale = scales + (u64)token * groups, *minimum = minima + (u64)token * groups;
-    return Affine::make(half_number(load_shared<ONE>(scale, index)), half_number(load_shared<ONE>(minimum, index)));
+    return affine_of(load_shared<ONE>(scale, index), load_shared<ONE>(minimum, index));
   }
 };
 
 template <class E_, u32 BITS_>
 struct KiviValues {
   typedef E_ E;
-  enum : u32 { BITS = BITS_, LOW = 0 };
+  enum : u32 { BITS = BITS_, LOW = 0, AT_ONCE = STRIP / LANES };
   const Plane& plane;
   const KiviBlock& block;
   CodeMemory codes;
@@ -224,16 +230,16 @@ struct KiviValues {
   METHOD u32 width() const { return LANES; }
   METHOD u32 groups() const { return count; }
   METHOD u32 zero() const { return 0; }
+  METHOD bool side_by_side() const { return halves_aligned((u64)scales | (u64)minima, count); }
   METHOD KiviShared shared() const { return {scales, minima, count}; }
-  METHOD Affine store(const ExactTile& tile, u32 index, vf32 low, vf32 high, vm32& plain) const {
-    auto group = KiviGroup<BITS>::of(low, high);
+  template <u32 N>
+  METHOD void store(const ExactTile& tile, u32 index, const vf32 (&low)[N], const vf32 (&high)[N], Affine (&affines)[N]) const {
+    auto groups = KiviGroups<BITS, N>::of(low, high);
+    for (u32 n = 0; n < N; ++n) affines[n] = groups.affine(n);
     vm32 kept = bit_of_lane(tile.kept) != 0u;
     u64 first = (u64)tile.start * count + index;
-    store_strided(scales + first, select(kept, splat(0), widen(group.scale)), count, tile.coded());
-    store_strided(minima + first, select(kept, splat(0), widen(group.minimum)), count, tile.coded());
-    Affine affine = group.affine();
-    plain = affine.plain(low, high, KiviGroup<BITS>::TOP);
-    return affine;
+    groups.scales.store_strided(scales + first, count, tile.coded(), kept);
+    groups.minima.store_strided(minima + first, count, tile.coded(), kept);
   }
   METHOD u32 check(const ExactTile& tile) const {
     return check_halves(block, (u64)tile.start * count, tile.coded() * count);

@@ -14,8 +14,8 @@ struct StripLoss {
     return loss;
   }
   METHOD void add(int i, vf32 x, vf32 difference) {
-    squared.v[i] = squared.v[i] + difference * difference;
-    energy.v[i] = energy.v[i] + x * x;
+    squared.v[i] = fused(difference, difference, squared.v[i]);
+    energy.v[i] = fused(x, x, energy.v[i]);
     worst = larger(worst, magnitude_of(difference));
   }
   // What is kept as it is has energy, where it is a number, and no error.

@@ -195,8 +195,8 @@ struct RowErrors {
 #pragma unroll
     for (int r = 0; r < R; ++r) {
       vf32 number = x.at(r), difference = restored[r] - number;
-      row_squared = row_squared + difference * difference;
-      row_energy = row_energy + number * number;
+      row_squared = fused(difference, difference, row_squared);
+      row_energy = fused(number, number, row_energy);
       row_worst = larger(row_worst, magnitude_of(difference));
     }
     // Squares may overflow where differences do not.

@@ -120,7 +120,7 @@ struct CodeRows {
     c.stored = PACKED ? own * BITS / 32 < words : own / LANES * LANES < channels;
     if (!c.stored) own = strip;
     c.base = (u8*)start + (PACKED ? own * BITS / 8 : (u64)(own / LANES) * tokens * LANES + own % LANES);
-    c.stride = PACKED ? words * 4 : LANES;
+    c.stride = PACKED ? forgotten(words * 4) : LANES;
     c.existing = left < PACK ? (1u << left * WIDTH) - 1u : ~0u;
     return c;
   }
@@ -226,6 +226,31 @@ template <class T>
 FN void store_strided(T* p, vu32 v, u32 stride, u32 count) {
   if (lane() < count) p[(u64)lane() * stride] = (T)v;
 }
+
+// N float16 numbers side by side, 1 or PACK of them; those lie aligned.
+template <u32 N>
+struct Halves {
+  u32 words[(N + 1) / 2];
+
+  static METHOD Halves nearest(const vf32 (&x)[N]) {
+    Halves halves;
+    for (u32 n = 0; n < N; n += 2) halves.words[n / 2] = cvt_f16x2_f32(n + 1 < N ? x[n + 1] : 0.f, x[n]);
+    return halves;
+  }
+  METHOD vu32 bits(u32 n) const { return words[n / 2] >> n % 2 * 16 & 0xffffu; }
+  METHOD vf32 number(u32 n) const { return half_number(bits(n)); }
+  // Lane l's to p[l * stride], of the first `count` lanes; 0 where `zero` says so.
+  METHOD void store_strided(u16* p, u32 stride, u32 count, vm32 zero) const {
+    if (lane() >= count) return;
+    p += (u64)lane() * stride;
+    if constexpr (N == 1)
+      *p = zero ? (u16)0 : (u16)words[0];
+    else
+      *(Packed<u16>*)p = zero ? Packed<u16>{} : Packed<u16>{{words[0], words[1]}};
+  }
+};
+// Whether such numbers are stored PACK at a time.
+FN bool halves_aligned(u64 addresses, u32 stride) { return addresses % 8 == 0 && stride % PACK == 0; }
 
 #else
 
@@ -388,5 +413,18 @@ template <class T, class V>
 FN void store_strided(T* p, V v, u32 stride, u32 count) {
   for (u32 l = 0; l < count; ++l) p[(u64)l * stride] = (T)v[l];
 }
+template <u32 N>
+struct Halves {
+  vu16 halves;
+
+  static METHOD Halves nearest(const vf32 (&x)[1]) { return {number_to_half(x[0])}; }
+  METHOD vu32 bits(u32) const { return widen(halves); }
+  METHOD vf32 number(u32) const { return half_number(halves); }
+  METHOD void store_strided(u16* p, u32 stride, u32 count, vm32 zero) const {
+    vu32 kept = select(zero, splat(0), bits(0));
+    for (u32 l = 0; l < count; ++l) p[(u64)l * stride] = (u16)kept[l];
+  }
+};
+FN bool halves_aligned(u64, u32) { return true; }
 
 #endif

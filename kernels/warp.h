@@ -5,8 +5,8 @@
 //   CPU   a varying value is a 32-lane clang vector, a warp is one step of a loop on one core.
 // Plain scalars (u32, float, pointers) are *uniform*: the same in every lane. A lane usually stands for one channel.
 //
-// Both sides give the same bits: one rounding per operation, no multiply-add fused (-ffp-contract=off, --fmad=false) but where
-// that rounds as often, or inside an exact division; sums across lanes in the fixed order of a butterfly.
+// Both sides give the same bits: one rounding per operation, multiply-adds fused where they are written so and nowhere else
+// (-ffp-contract=off, --fmad=false); sums across lanes in the fixed order of a butterfly.
 #pragma once
 
 typedef unsigned char u8;

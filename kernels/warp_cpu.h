@@ -80,8 +80,31 @@ FN vu16 maximum(vu16 a, vu16 b) { return (vm16)(a > b) ? a : b; }
 FN vf32 larger(vf32 a, vf32 b) { return (vm32)(a > b) ? a : b; }
 FN vf32 smaller(vf32 a, vf32 b) { return (vm32)(a < b) ? a : b; }
 FN vf32 magnitude_of(vf32 x) { return as_float(as_bits(x) & 0x7fffffffu); }
-// a * b + c where the product needs no rounding, or c is 0. See the CUDA side.
-FN vf32 product_sum(vf32 a, vf32 b, vf32 c) { return a * b + c; }
+// a * b + c, rounded once.
+FN vf32 fused(vf32 a, vf32 b, vf32 c) {
+#if defined(__FMA__) || defined(__aarch64__)
+  return __builtin_elementwise_fma(a, b, c);
+#else
+  // In float64 the product is exact, and the sum is rounded to odd: rounding that once more is like rounding once (Boldo and
+  // Melquiond, IEEE Transactions on Computers 57, 2008).
+  typedef double vf64 __attribute__((vector_size(256)));
+  typedef i64 vi64 __attribute__((vector_size(256)));
+  vf64 product = __builtin_convertvector(a, vf64) * __builtin_convertvector(b, vf64);
+  vf64 addend = __builtin_convertvector(c, vf64), sum = product + addend, back = sum - product, zero = {};
+  vf64 error = (product - (sum - back)) + (addend - back);
+  vi64 bits = bit_copy<vi64>(sum), away = (vi64)(error > zero) == (vi64)(sum > zero);
+  vi64 even = ((error < zero) | (error > zero)) & ((bits & 1) == 0);
+  return __builtin_convertvector(bit_copy<vf64>(bits + (even & ~(away * 2))), vf32);
+#endif
+}
+// The same where the product needs no rounding, or c is 0.
+FN vf32 product_sum(vf32 a, vf32 b, vf32 c) {
+#if defined(__FMA__) || defined(__aarch64__)
+  return fused(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 FN vu32 shift_right_signed(vu32 x, vu32 by) { return (vu32)((vm32)x >> (vm32)by); }
 FN u32 forgotten(u32 x) { return x; }
 FN void warp_sync() {}
@@ -202,9 +225,6 @@ struct Divisor {
   vf32 value;
 
   static METHOD Divisor make(vf32 x) { return {x}; }
-  static METHOD Divisor make_or_zero(vf32 x) {
-    return {select((vm32)(x == splatf(0.f)), as_float(splat(0x7f800000)), x)};
-  }
   METHOD vm32 exact() const { return lane_ids() < LANES; }
   METHOD vf32 divide(vf32 x) const { return x / value; }
 };
@@ -327,7 +347,12 @@ struct Strip {
     return {{load_as<typename E::vraw>(column.base + (i64)token * column.token_stride + column.offsets[0] +
                                        beyond * sizeof(typename E::raw))}};
   }
-  METHOD void load(u32 token, Loaded (&rows)[ROWS]) const { rows[0] = load<true>(token); }
+  METHOD const u8* row(u32 token) const { return column.base + (i64)token * column.token_stride + column.offsets[0]; }
+  METHOD const u8* load(const u8* p, Loaded (&rows)[ROWS]) const {
+    rows[0] = {{load_as<typename E::vraw>(p)}};
+    return p + column.token_stride;
+  }
+  METHOD void load(u32 token, Loaded (&rows)[ROWS]) const { load(row(token), rows); }
   static METHOD bool none_above(const Loaded (&rows)[ROWS], float limit) {
     typename E::vraw magnitude = rows[0].v[0] & E::narrowed(splat(E::ABS));
     return !__builtin_reduce_or(magnitude > E::from_exact(splatf(limit)));

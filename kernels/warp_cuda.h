@@ -171,8 +171,6 @@ struct alignas(8) Divisor {
   float value, reciprocal;
 
   static METHOD Divisor make(float x) { return {x, 1.f / x}; }
-  // Divided by 0, everything is 0.
-  static METHOD Divisor make_or_zero(float x) { return x == 0.f ? Divisor{1.f, 0.f} : make(x); }
   // Whether that holds for quotients from 2^-23 on: below 2^-80 float32 cannot hold the remainder.
   METHOD vm32 exact() const { return value >= as_float((127 - 80) << 23); }
   METHOD float divide(float x) const {
@@ -324,10 +322,16 @@ struct Strip {
   METHOD Loaded load_row(u32 token, u32 beyond = 0) const {
     return *(const Loaded*)(base + (i64)token * token_stride + beyond * sizeof(raw));
   }
+  METHOD const u8* row(u32 token) const { return base + (i64)token * token_stride; }
+  // From such an address on; returns the next one.
+  template <u32 N>
+  METHOD const u8* load(const u8* p, Loaded (&rows)[N]) const {
+    for (u32 r = 0; r < N; ++r, p += token_stride) rows[r] = *(const Loaded*)p;
+    return p;
+  }
   template <u32 N>
   METHOD void load(u32 token, Loaded (&rows)[N]) const {
-    const u8* p = base + (i64)token * token_stride;
-    for (u32 r = 0; r < N; ++r, p += token_stride) rows[r] = *(const Loaded*)p;
+    load(row(token), rows);
   }
   template <bool WHOLE>
   METHOD void store(u32 token, const Loaded& row) const {

