@@ -4,20 +4,37 @@
 //
 // A *coefficient row* holds a token's scaled numbers: without a basis the channels of one plane, with one its
 // components.
-#include "bits.h"
+#include "kvtc.h"
+#include "loss.h"
+#include "turned.h"
 
-constexpr u32 KVTC_TILE = 32;
+constexpr u32 KVTC_RUN = 4 * KVTC_TILE;  // tokens of a strip that a warp has at once
 
 // A plane of a batch, on either side of the transform.
 struct KvtcPlane {
-  u64 scales;      // float [tokens]: what a number is multiplied by
-  u64 cosines;     // float [tokens][head_dim], 0 without rotation: x[d] * cosine[d] + x[partner[d]] * sine[d]
-  u64 sines;       // float [tokens][head_dim]
-  u64 partners;    // u32 [head_dim]
-  u64 rows;        // float: the plane's first number in the block's coefficient rows
-  u64 exact;       // u32 [tiles]: mask of tokens that are kept exact
-  u32 row_stride;  // in floats
-  u32 reserved;
+  Plane rows;    // the plane's part of the block's coefficient rows, as a plane of floats
+  u64 scales;    // float [tokens]: what a number is multiplied by
+  u64 cosines;   // float [tokens][head_dim], 0 without rotation: see `Angles`
+  u64 sines;     // float [tokens][head_dim]
+  u64 partners;  // u32 [head_dim]
+  u64 exact;     // u32 [tiles]: mask of tokens that are kept exact
+  float length, largest;  // a number's magnitude times the length may be as large as that
+
+  METHOD bool too_large(vf32 magnitudes) const { return ballot(magnitudes * length > splatf(largest)) != 0; }
+  METHOD Angles angles() const { return {(const float*)cosines, (const float*)sines, (const u32*)partners}; }
+};
+
+// What a warp has: a run of tokens of a strip. There are as many warps as 32 channels take: where a strip is wider, the last
+// ones have none.
+struct KvtcRun {
+  u32 strip, start, tokens;
+
+  static METHOD KvtcRun make(const Plane& plane, u32 warp, u32 groups) {
+    u32 strip = warp % groups, start = warp / groups * KVTC_RUN, left = start < plane.tokens ? plane.tokens - start : 0;
+    if (strip * STRIP >= plane.heads * plane.head_dim) left = 0;
+    return {strip, start, left < KVTC_RUN ? left : KVTC_RUN};
+  }
+  METHOD const u32* exact(const KvtcPlane& side) const { return (const u32*)side.exact + start / KVTC_TILE; }
 };
 
 // ------------------------------------------------------------------------------------------- what a block is like
@@ -29,11 +46,17 @@ FN void kvtc_tokens_tile(const Plane& plane, u32 tile, float* sums, u32* unfit, 
   u32 start = tile * KVTC_TILE, tokens = plane.tokens - start < KVTC_TILE ? plane.tokens - start : KVTC_TILE;
   for (u32 g = 0; g < groups; ++g) {
     Column<E> column = Column<E>::make(plane, g);
-    for (u32 t = 0; t < tokens; ++t) {
-      vf32 x = E::to_float(column.whole ? column.template load<true>(start + t) : column.template load<false>(start +
-      t)); vf32 sum = x * x;
-      if (g) sum = as_float(load_u32((const u32*)sums + t * LANES)) + sum;
-      store_u32((u32*)sums + t * LANES, as_bits(sum));
+    for (u32 first = 0; first < tokens; first += ROWS) {
+      typename E::vraw loaded[ROWS];
+      for (u32 r = 0; r < ROWS; ++r) {
+        u32 t = start + (first + r < tokens ? first + r : first);
+        loaded[r] = column.whole ? column.template load<true>(t) : column.template load<false>(t);
+      }
+      for (u32 r = 0; r < ROWS && first + r < tokens; ++r) {
+        u32* own = (u32*)sums + (first + r) * LANES;
+        vf32 x = E::to_float(loaded[r]), sum = x * x;
+        store_u32(own, as_bits(g ? as_float(load_u32(own)) + sum : sum));
+      }
     }
   }
   vu32 result = splat(0);
@@ -60,71 +83,24 @@ FN void kvtc_tokens_tile(const Plane& plane, u32 tile, float* sums, u32* unfit, 
   }
 FOR_ELEMENT_TYPES(KVTC_TOKENS)
 
-// The numbers of a group of 32 channels, turned by the angles of the side.
-template <class E>
-struct Unrotated {
-  Column<E> own, partner;
-  const float* cosines;
-  const float* sines;
-  vu32 dims;
-  u32 head_dim;
-  bool turns, joined;
-
-  static METHOD Unrotated make(const Plane& plane, const KvtcPlane& side, u32 group) {
-    Unrotated u;
-    u.own = Column<E>::make(plane, group);
-    u.turns = side.cosines != 0;
-    u.head_dim = plane.head_dim;
-    u.cosines = (const float*)side.cosines;
-    u.sines = (const float*)side.sines;
-    if (u.turns) {
-      u32 last = plane.heads * plane.head_dim - 1;
-      vu32 channel = lane_ids() + group * LANES;
-      channel = select(channel < last, channel, splat(last));
-      vu32 head = divide_by(channel, plane.head_dim);
-      u.dims = channel - head * plane.head_dim;
-      vu32 partner = head * plane.head_dim + gather_u32((const u32*)side.partners, u.dims);
-      u.partner = Column<E>::of_channels(plane, partner, u.own.active);
-      u.joined = group * LANES % plane.head_dim + LANES <= plane.head_dim;
-    }
-    return u;
-  }
-  // What a token's numbers are made of, the last three only where they are turned.
-  struct Loaded {
-    typename E::vraw own, partner;
-    vf32 cosine, sine;
-  };
-  METHOD Loaded load(u32 token) const {
-    Loaded l;
-    l.own = own.whole ? own.template load<true>(token) : own.template load<false>(token);
-    if (!turns) return l;
-    l.partner = partner.whole ? partner.template load<true>(token) : partner.template load<false>(token);
-    l.cosine = gather_f32(cosines + (u64)token * head_dim, dims, joined);
-    l.sine = gather_f32(sines + (u64)token * head_dim, dims, joined);
-    return l;
-  }
-  METHOD vf32 numbers(const Loaded& l) const {
-    vf32 x = E::to_float(l.own);
-    return turns ? x * l.cosine + E::to_float(l.partner) * l.sine : x;
-  }
-};
-
 // One warp a group of a key plane: the channels' variances over the tokens that are not exact.
 template <class E>
 FN void kvtc_variance(const Plane& plane, const KvtcPlane& side, u32 group, float* variances) {
-  Unrotated<E> keys = Unrotated<E>::make(plane, side, group);
+  typedef typename TurnedColumn<E>::Loaded Loaded;
+  TurnedColumn<E> keys = TurnedColumn<E>::make(plane, side.angles(), group);
   const u32* exact = (const u32*)side.exact;
   vf32 sum = splatf(0.f), squares = splatf(0.f);
   u32 count = 0;
+  auto as_is = [](vf32 x) { return x; };
   auto load = [&](u32 t) { return keys.load(t); };
-  in_turn<FORWARDS, 4>(plane.tokens, load, [&](u32 t, const typename Unrotated<E>::Loaded& loaded) {
-    if (!in_mask(exact, t)) sum = sum + keys.numbers(loaded), ++count;
+  inexact_in_turn<FORWARDS, 8>(plane.tokens, exact, load, [&](u32 t, const Loaded& loaded) {
+    sum = sum + keys.numbers(t, loaded, as_is);
+    ++count;
   });
   float n = count ? (float)count : 1.f;
   vf32 mean = sum / n;
-  in_turn<FORWARDS, 4>(plane.tokens, load, [&](u32 t, const typename Unrotated<E>::Loaded& loaded) {
-    if (in_mask(exact, t)) return;
-    vf32 d = keys.numbers(loaded) - mean;
+  inexact_in_turn<FORWARDS, 8>(plane.tokens, exact, load, [&](u32 t, const Loaded& loaded) {
+    vf32 d = keys.numbers(t, loaded, as_is) - mean;
     squares = squares + d * d;
   });
   store_u32((u32*)variances, as_bits(squares / n));
@@ -139,137 +115,161 @@ FOR_ELEMENT_TYPES(KVTC_VARIANCE)
 
 // ------------------------------------------------------------------------------------------- planes to rows and back
 
-// One warp a group: un-rotate, scale, into the coefficient rows; zeros for exact tokens. `peaks` gets the largest
-// magnitude of each token in the group.
-template <class E>
-FN void kvtc_forward(const Plane& plane, const KvtcPlane& side, u32 group, float* peaks) {
-  Unrotated<E> turned = Unrotated<E>::make(plane, side, group);
-  const u32* exact = (const u32*)side.exact;
-  const float* scales = (const float*)side.scales;
-  float* rows = (float*)side.rows + group * LANES;
-  auto load = [&](u32 t) { return turned.load(t); };
-  in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, const typename Unrotated<E>::Loaded& loaded) {
-    vf32 z = splatf(0.f);
-    if (!in_mask(exact, t)) z = turned.numbers(loaded) * scales[t];
-    store_some((u32*)rows + (u64)t * side.row_stride, as_bits(z), turned.own.active);
-    store_uniform(peaks + t, first_lane(warp_max(absolute(z))));
-  });
+// Numbers and what they are multiplied by.
+template <class Loaded>
+struct Scaled {
+  Loaded numbers;
+  float scale;
+};
+FN Pack<vu32> bits_of(const Pack<vf32>& x) {
+  Pack<vu32> bits;
+  for (int i = 0; i < PACK; ++i) bits.v[i] = as_bits(x.v[i]);
+  return bits;
 }
 
-#define KVTC_FORWARD(suffix, E)                                                                                     \
-  KERNEL(kvtc_forward_##suffix, const Plane* planes, const KvtcPlane* sides, float* peaks, u32 groups, u32 tokens) { \
-    FOR_EACH_WARP(warp)                                                                                             \
-    kvtc_forward<E>(planes[warp / groups], sides[warp / groups], warp % groups, peaks + (u64)warp * tokens);        \
+// Un-rotate, scale, into the coefficient rows; zeros for exact tokens. The largest magnitude of each lane.
+template <Turn T, class E>
+FN vf32 kvtc_forward_run(const KvtcPlane& side, const KvtcRun& run, const TurnedStrip<E>& turned, const Strip<Fp32>& rows) {
+  typedef Scaled<typename TurnedStrip<E>::Loaded> Loaded;
+  constexpr bool WHOLE = T != ODD;
+  vf32 top = splatf(0.f);
+  const float* scales = (const float*)side.scales + run.start;
+  auto load = [&](u32 t) { return Loaded{turned.template load<T>(run.start + t), scales[t]}; };
+  inexact_in_turn<FORWARDS, T == ODD ? 1 : 2>(run.tokens, run.exact(side), load, [&](u32 t, const Loaded& loaded) {
+    Pack<vf32> z = turned.template numbers<T>(run.start + t, loaded.numbers, [](vf32 x) { return x; });
+    for (int i = 0; i < PACK; ++i) {
+      z.v[i] = z.v[i] * loaded.scale;
+      top = larger(top, magnitude_of(z.v[i]));
+    }
+    rows.template store<WHOLE>(run.start + t, Strip<Fp32>::loaded(bits_of(z)));
+  });
+  exact_in_turn(run.tokens, run.exact(side), [&](u32 t) {
+    rows.template store<WHOLE>(run.start + t, Strip<Fp32>::loaded(bits_of({})));
+  });
+  return top;
+}
+
+// The masks of a run's tokens with numbers that are too large, found in the rows.
+FN void mark_large(const KvtcPlane& side, const KvtcRun& run, const Strip<Fp32>& rows, u32* large) {
+  for (u32 first = 0; first < run.tokens; first += KVTC_TILE) {
+    u32 mask = 0;
+    for (u32 t = first; t < run.tokens && t < first + KVTC_TILE; ++t) {
+      auto row = Strip<Fp32>::values(rows.template load<false>(run.start + t));
+      vf32 top = splatf(0.f);
+      for (int i = 0; i < PACK; ++i) top = larger(top, magnitude_of(as_float(row.v[i])));
+      if (side.too_large(top)) mask |= 1u << t % KVTC_TILE;
+    }
+    store_uniform(large + first / KVTC_TILE, mask);
+  }
+}
+
+template <class E>
+FN void kvtc_forward(const Plane& plane, const KvtcPlane& side, const KvtcRun& run, u32* large) {
+  for (u32 i = 0; i < KVTC_RUN / KVTC_TILE; ++i) store_uniform(large + i, 0u);
+  if (run.tokens == 0) return;
+  Strip<Fp32> rows = Strip<Fp32>::make(side.rows, run.strip);
+  TurnedStrip<E> turned = TurnedStrip<E>::make(plane, side.angles(), run.strip, rows.whole);
+  vf32 top;
+#define FORWARD(T) top = kvtc_forward_run<T>(side, run, turned, rows)
+  FOR_TURN(turned.turn, FORWARD)
+  if (side.too_large(top)) mark_large(side, run, rows, large);
+}
+
+// One warp a run of 32 channels. `large`: u32 [planes][runs][groups][KVTC_RUN / KVTC_TILE].
+#define KVTC_FORWARD(suffix, E)                                                                                        \
+  KERNEL(kvtc_forward_##suffix, const Plane* planes, const KvtcPlane* sides, u32* large, u32 groups, u32 runs) {        \
+    FOR_EACH_WARP(warp) {                                                                                              \
+      const Plane& plane = planes[warp / (groups * runs)];                                                             \
+      KvtcRun run = KvtcRun::make(plane, warp % (groups * runs), groups);                                              \
+      kvtc_forward<E>(plane, sides[warp / (groups * runs)], run, large + (u64)warp * (KVTC_RUN / KVTC_TILE));          \
+    }                                                                                                                  \
   }
 FOR_ELEMENT_TYPES(KVTC_FORWARD)
 
-// The numbers of a group as coefficient rows have them, scaled and rotated again.
-struct Restored {
-  const float* rows;
-  const float* scales;
-  const float* cosines;
-  const float* sines;
-  vu32 dims, partners;
-  u32 row_stride, head_dim, active, first;
-  bool turns, joined, adjoining;
+// The numbers that coefficient rows stand for.
+template <Turn T>
+FN Pack<vf32> restored(const TurnedStrip<Fp32>& rows, u32 token, const Scaled<TurnedStrip<Fp32>::Loaded>& loaded) {
+  return rows.numbers<T>(token, loaded.numbers, [&](vf32 x) { return x * loaded.scale; });
+}
 
-  static METHOD Restored make(const Plane& plane, const KvtcPlane& side, u32 group) {
-    Restored r;
-    u32 last = plane.heads * plane.head_dim - 1, left = last + 1 - group * LANES;
-    r.active = left < LANES ? left : LANES;
-    r.first = group * LANES;
-    r.rows = (const float*)side.rows;
-    r.scales = (const float*)side.scales;
-    r.row_stride = side.row_stride;
-    r.turns = side.cosines != 0;
-    r.cosines = (const float*)side.cosines;
-    r.sines = (const float*)side.sines;
-    r.head_dim = plane.head_dim;
-    if (r.turns) {
-      vu32 channel = lane_ids() + r.first;
-      channel = select(channel < last, channel, splat(last));
-      vu32 head = divide_by(channel, plane.head_dim);
-      r.dims = channel - head * plane.head_dim;
-      r.partners = head * plane.head_dim + gather_u32((const u32*)side.partners, r.dims);
-      r.joined = r.first % plane.head_dim + LANES <= plane.head_dim;
-      r.adjoining = ballot(r.partners != lane_ids() + first_lane(r.partners)) == 0;
-    }
-    return r;
-  }
-  // The last three only where numbers are turned.
-  struct Loaded {
-    float scale;
-    vf32 own, partner, cosine, sine;
-  };
-  METHOD Loaded load(u32 token) const {
-    const float* row = rows + (u64)token * row_stride;
-    Loaded l;
-    l.scale = scales[token];
-    l.own = as_float(load_some((const u32*)row + first, active));
-    if (!turns) return l;
-    l.partner = gather_f32(row, partners, adjoining);
-    l.cosine = gather_f32(cosines + (u64)token * head_dim, dims, joined);
-    l.sine = gather_f32(sines + (u64)token * head_dim, dims, joined);
-    return l;
-  }
-  METHOD vf32 numbers(const Loaded& l) const {
-    vf32 x = l.own * l.scale;
-    return turns ? x * l.cosine + l.partner * l.scale * l.sine : x;
-  }
-};
+template <Turn T, class E>
+FN void kvtc_inverse_run(const KvtcPlane& side, const KvtcRun& run, const TurnedStrip<Fp32>& rows, const Strip<E>& strip) {
+  typedef Scaled<TurnedStrip<Fp32>::Loaded> Loaded;
+  const float* scales = (const float*)side.scales + run.start;
+  auto load = [&](u32 t) { return Loaded{rows.load<T>(run.start + t), scales[t]}; };
+  inexact_in_turn<FORWARDS, T == ODD ? 1 : 2>(run.tokens, run.exact(side), load, [&](u32 t, const Loaded& loaded) {
+    Pack<vf32> x = restored<T>(rows, run.start + t, loaded);
+    Pack<typename E::vraw> numbers;
+    for (int i = 0; i < PACK; ++i) numbers.v[i] = E::from_float(x.v[i]);
+    strip.template store<T != ODD>(run.start + t, Strip<E>::loaded(numbers));
+  });
+}
 
 template <class E>
-FN void kvtc_inverse(const Plane& plane, const KvtcPlane& side, u32 group) {
-  Restored rows = Restored::make(plane, side, group);
-  Column<E> column = Column<E>::make(plane, group);
-  const u32* exact = (const u32*)side.exact;
-  auto load = [&](u32 t) { return rows.load(t); };
-  in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, const Restored::Loaded& loaded) {
-    if (in_mask(exact, t)) return;
-    typename E::vraw x = E::from_float(rows.numbers(loaded));
-    if (column.whole)
-      column.template store<true>(t, x);
-    else
-      column.template store<false>(t, x);
-  });
+FN void kvtc_inverse(const Plane& plane, const KvtcPlane& side, const KvtcRun& run) {
+  if (run.tokens == 0) return;
+  Strip<E> strip = Strip<E>::make(plane, run.strip);
+  TurnedStrip<Fp32> rows = TurnedStrip<Fp32>::make(side.rows, side.angles(), run.strip, strip.whole);
+#define INVERSE(T) kvtc_inverse_run<T>(side, run, rows, strip)
+  FOR_TURN(rows.turn, INVERSE)
 }
 
 // A token in the plane and in the coefficient rows.
 template <class E>
 struct KvtcBoth {
-  typename E::vraw plane;
-  Restored::Loaded row;
+  typename Strip<E>::Loaded plane;
+  Scaled<TurnedStrip<Fp32>::Loaded> row;
 };
 
-// What the inverse would make, beside the plane as it is: squared error, energy, largest error of a group.
-template <class E>
-FN void kvtc_errors(const Plane& plane, const KvtcPlane& side, u32 group, float* errors) {
-  Restored rows = Restored::make(plane, side, group);
-  Column<E> column = Column<E>::make(plane, group);
-  const u32* exact = (const u32*)side.exact;
-  vf32 squared = splatf(0.f), energy = splatf(0.f), worst = splatf(0.f);
+// What the inverse would make, beside the plane as it is.
+template <Turn T, class E>
+FN StripLoss kvtc_errors_run(const KvtcPlane& side, const KvtcRun& run, const TurnedStrip<Fp32>& rows, const Strip<E>& strip) {
+  constexpr bool WHOLE = T != ODD;
+  StripLoss loss = StripLoss::zero();
+  const float* scales = (const float*)side.scales + run.start;
   auto load = [&](u32 t) {
-    return KvtcBoth<E>{column.whole ? column.template load<true>(t) : column.template load<false>(t), rows.load(t)};
+    return KvtcBoth<E>{strip.template load<WHOLE>(run.start + t), {rows.load<T>(run.start + t), scales[t]}};
   };
-  in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, const KvtcBoth<E>& loaded) {
-    vf32 x = E::to_float(loaded.plane);
-    energy = energy + select(absolute(x) < infinity(), x * x, splatf(0.f));
-    if (in_mask(exact, t)) return;
-    vf32 difference = absolute(E::to_float(E::from_float(rows.numbers(loaded.row))) - x);
-    difference = select(column.idle(), splatf(0.f), difference);
-    squared = squared + difference * difference;
-    worst = maximum(worst, difference);
+  inexact_in_turn<FORWARDS, T == STRAIGHT ? 2 : 1>(run.tokens, run.exact(side), load, [&](u32 t, const KvtcBoth<E>& loaded) {
+    auto numbers = Strip<E>::values(loaded.plane);
+    Pack<vf32> found = restored<T>(rows, run.start + t, loaded.row);
+    for (int i = 0; i < PACK; ++i) {
+      vf32 x = E::number(numbers.v[i]);
+      loss.add(i, x, E::nearest(found.v[i]) - x);
+    }
   });
-  float sums[3] = {first_lane(warp_sum(squared)), first_lane(warp_sum(energy)), first_lane(warp_max(worst))};
-  for (u32 i = 0; i < 3; ++i) store_uniform(errors + i, sums[i]);
+  exact_in_turn(run.tokens, run.exact(side), [&](u32 t) {
+    auto numbers = Strip<E>::values(strip.template load<WHOLE>(run.start + t));
+    for (int i = 0; i < PACK; ++i) loss.add_kept(i, E::to_float(numbers.v[i]));
+  });
+  return loss;
 }
 
-#define KVTC_INVERSE(suffix, E)                                                                                   \
-  KERNEL(kvtc_inverse_##suffix, const Plane* planes, const KvtcPlane* sides, u32 groups) {                        \
-    FOR_EACH_WARP(warp) kvtc_inverse<E>(planes[warp / groups], sides[warp / groups], warp % groups);              \
-  }                                                                                                               \
-  KERNEL(kvtc_errors_##suffix, const Plane* planes, const KvtcPlane* sides, float* errors, u32 groups) {          \
-    FOR_EACH_WARP(warp)                                                                                           \
-    kvtc_errors<E>(planes[warp / groups], sides[warp / groups], warp % groups, errors + (u64)warp * 3);           \
+template <class E>
+FN void kvtc_errors(const Plane& plane, const KvtcPlane& side, const KvtcRun& run, float* errors) {
+  TileLoss loss = TileLoss::zero();
+  if (run.tokens) {
+    Strip<E> strip = Strip<E>::make(plane, run.strip);
+    TurnedStrip<Fp32> rows = TurnedStrip<Fp32>::make(side.rows, side.angles(), run.strip, strip.whole);
+#define ERRORS(T) loss.add(strip, kvtc_errors_run<T>(side, run, rows, strip))
+    FOR_TURN(rows.turn, ERRORS)
+  }
+  loss.store(errors);
+}
+
+// Errors: squared error, energy, largest error of each run of 32 channels.
+#define KVTC_INVERSE(suffix, E)                                                                                        \
+  KERNEL(kvtc_inverse_##suffix, const Plane* planes, const KvtcPlane* sides, u32 groups, u32 runs) {                   \
+    FOR_EACH_WARP(warp) {                                                                                              \
+      const Plane& plane = planes[warp / (groups * runs)];                                                             \
+      kvtc_inverse<E>(plane, sides[warp / (groups * runs)], KvtcRun::make(plane, warp % (groups * runs), groups));     \
+    }                                                                                                                  \
+  }                                                                                                                    \
+  KERNEL(kvtc_errors_##suffix, const Plane* planes, const KvtcPlane* sides, float* errors, u32 groups, u32 runs) {     \
+    FOR_EACH_WARP(warp) {                                                                                              \
+      const Plane& plane = planes[warp / (groups * runs)];                                                             \
+      KvtcRun run = KvtcRun::make(plane, warp % (groups * runs), groups);                                              \
+      kvtc_errors<E>(plane, sides[warp / (groups * runs)], run, errors + (u64)warp * 3);                               \
+    }                                                                                                                  \
   }
 FOR_ELEMENT_TYPES(KVTC_INVERSE)

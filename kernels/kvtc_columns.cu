@@ -4,6 +4,8 @@
 // wider, raw low bits. A symbol is a value's place in a window of 8, 16 or 32 around the mean; the outermost two are
 // escapes, behind which 8 raw bits say how far beyond the value lies. Raw bits are symbols of equal frequencies. A column
 // that never changes has its constant in place of a mean, and costs nothing more.
+#include "bits.h"
+#include "kvtc.h"
 #include "rans.h"
 
 constexpr u32 WIDEST = 52;           // the first of the 12 deviations that columns with raw low bits have
@@ -17,7 +19,7 @@ constexpr u32 LARGEST_LOW_BITS = 15;
 
 struct KvtcBlock {
   u64 rows;      // float [tokens][stride]: coefficients, replaced by what they decode to
-  u64 exact;     // u32 [tiles]
+  u64 exact;     // u32 [tiles]: mask of tokens that are kept exact
   u64 columns;   // u32: parameters, group by group
   u64 states;    // u32 [groups][STATE_WORDS]
   u64 words;     // u16
@@ -54,13 +56,23 @@ FN vm32 is_true(vu32 x) { return x != 0u; }
 
 // ------------------------------------------------------------------------------------------- encoding
 
-// A row of a group, as bits of floats.
-FN vu32 kvtc_row(const KvtcBlock& block, u32 group, u32 token, u32 active) {
-  return load_some((const u32*)block.rows + (u64)token * block.row_stride + group * LANES, active);
-}
+// The columns of a group in the coefficient rows.
+struct KvtcColumns {
+  ColumnRows rows;
+  u32 active;
+  float step, inverse_step;
 
-// Integers of a column: nearest multiples of the step.
-FN vu32 kvtc_integer(const KvtcBlock& block, vu32 row) { return round_to_int(as_float(row) * block.inverse_step); }
+  static METHOD KvtcColumns make(const KvtcBlock& block, u32 group) {
+    u32 left = block.width - group * LANES, active = left < LANES ? left : LANES;
+    u64 first = block.rows + group * LANES * sizeof(float);
+    return {ColumnRows::make(first, block.row_stride, active, block.exact), active, block.step, block.inverse_step};
+  }
+  METHOD vf32 load(u32 token) const { return rows.load(token); }
+  // The nearest multiples of the step, as integers, and the floats that these stand for.
+  METHOD vu32 integers(vf32 row) const { return round_to_int(row * inverse_step); }
+  METHOD void store(u32 token, vu32 integers) const { rows.store(token, int_to_float(integers) * step); }
+  METHOD vu32 zero_if_idle(vu32 x) const { return select((vm32)(lane_ids() < active), x, splat(0)); }
+};
 
 FN vf32 floor_float(vf32 x) {
   vf32 nearest = int_to_float(round_to_int(x));
@@ -68,23 +80,25 @@ FN vf32 floor_float(vf32 x) {
 }
 
 // The parameters of 32 columns, chosen by moments and the exact cost of the nearest nine tables of each alphabet.
-FN ColumnCode choose_columns(const KvtcBlock& block, u32 group, u32 active, u16* histogram, const u16* costs,
+FN ColumnCode choose_columns(const KvtcBlock& block, const KvtcColumns& columns, u16* histogram, const u16* costs,
                              const float* thresholds) {
   const u32* exact = (const u32*)block.exact;
   ColumnCode code;
-  vu32 first = splat(0), changes = splat(0);
+  u32 count = 0, start = 0;
+  while (start < block.tokens && in_mask(exact, start)) ++start;
+  vu32 first = start < block.tokens ? columns.integers(columns.load(start)) : splat(0), changes = splat(0);
   vf32 sum = splatf(0.f), squares = splatf(0.f);
-  u32 count = 0;
-  auto load = [&](u32 t) { return kvtc_row(block, group, t, active); };
-  in_turn<FORWARDS, 4>(block.tokens, load, [&](u32 t, vu32 row) {
-    if (in_mask(exact, t)) return;
-    vu32 q = kvtc_integer(block, row);
-    if (!count++) first = q;
-    vf32 d = int_to_float(q - first);
-    changes = changes | (q - first);
+  auto load = [&](u32 t) { return columns.load(t); };
+  inexact_in_turn<FORWARDS, 8>(block.tokens, exact, load, [&](u32, vf32 row) {
+    vu32 difference = columns.integers(row) - first;
+    vf32 d = int_to_float(difference);
+    changes = changes | difference;
     sum = sum + d;
     squares = squares + d * d;
+    ++count;
   });
+  first = columns.zero_if_idle(first);
+  changes = columns.zero_if_idle(changes);
   float n = count ? (float)count : 1.f;
   vf32 offset = sum / n;
   vf32 variance = squares / n - offset * offset;
@@ -98,6 +112,7 @@ FN ColumnCode choose_columns(const KvtcBlock& block, u32 group, u32 active, u16*
     shrink = select(wide, shrink * 0.5f, shrink);
     code.low_bits = code.low_bits + select(wide, splat(1), splat(0));
   }
+  code.low_bits = columns.zero_if_idle(code.low_bits);
   vu32 deviation = splat(0);
   for (u32 i = 0; i + 1 < TABLE_SIDE; ++i)
     deviation = deviation + select(variance >= thresholds[i], splat(1), splat(0));
@@ -106,9 +121,8 @@ FN ColumnCode choose_columns(const KvtcBlock& block, u32 group, u32 active, u16*
   // Counts of symbols from the start of the lowest window on.
   vu32 base = window_start(center - 1u, 2);
   for (u32 i = 0; i < HISTOGRAM_ROWS; ++i) store_u16(histogram + i * LANES, splat16(0));
-  in_turn<FORWARDS, 4>(block.tokens, load, [&](u32 t, vu32 row) {
-    if (in_mask(exact, t)) return;
-    vu32 place = shift_right_signed(kvtc_integer(block, row), code.low_bits) - base;
+  inexact_in_turn<FORWARDS, 8>(block.tokens, exact, load, [&](u32, vf32 row) {
+    vu32 place = shift_right_signed(columns.integers(row), code.low_bits) - base;
     place = select(place >= 0x80000000u, splat(0), select(place < HISTOGRAM_ROWS, place, splat(HISTOGRAM_ROWS - 1)));
     count_row_u16(histogram, narrow(place));
   });
@@ -147,42 +161,60 @@ FN ColumnCode choose_columns(const KvtcBlock& block, u32 group, u32 active, u16*
   return code;
 }
 
-// One group: parameters, then the stream from the last token to the first. Rows become what they decode to.
+// What lies before the symbols in a stream, and tells integers apart that have the same.
 template <int N>
-FN void kvtc_put_columns(const KvtcBlock& block, u32 group, u32 active, const ColumnCode& code, u16* cumulative,
-                         const u16* families, RansEncoder& encoder) {
-  const u32* exact = (const u32*)block.exact;
-  vm32 still = is_true(code.constant);
-  load_tables<N>(cumulative, families, code.table(), still);
-  vu32 start = window_start(code.mean, code.alphabet), low_bits = select(still, splat(0), code.low_bits);
-  u32 last = alphabet_size(code.alphabet) - 1, most_low_bits = largest(low_bits);
-  auto load = [&](u32 t) { return kvtc_row(block, group, t, active); };
-  in_turn<BACKWARDS>(block.tokens, load, [&](u32 t, vu32 row) {
-    if (in_mask(exact, t)) return;
-    vu32 q = kvtc_integer(block, row);
-    u32* decoded = (u32*)block.rows + (u64)t * block.row_stride + group * LANES;
-    store_some(decoded, as_bits(int_to_float(q) * block.step), active);
+struct KvtcRest {
+  vu32 few, more;  // raw low bits: up to 12, and those beyond
+  u32 most;
+  vm32 still;
 
-    vu32 place = shift_right_signed(q, low_bits) - start, negative = place >> 31;
-    vu32 below = select(place == 0u, splat(1), negative), above = select(place >= last, 1u - negative, splat(0));
-    vu32 escapes = select(still, splat(0), below | above);
-    vu32 symbol = select(still, splat(0), select(is_true(below), splat(0), select(place < last, place, splat(last))));
-    vu32 beyond = select(is_true(below), 0u - place, place - last);
-    if (most_low_bits > 12) encoder.put_bits(q >> 12, select(low_bits > 12u, low_bits - 12u, splat(0)));
-    if (most_low_bits) encoder.put_bits(q, select(low_bits > 12u, splat(12), low_bits));
-    if (ballot(is_true(escapes))) encoder.put_bits(beyond, escapes * ESCAPE_BITS);
-    encoder.template put<N>(cumulative, narrow(symbol));
+  static METHOD KvtcRest make(const ColumnCode& code) {
+    vu32 few = select(code.low_bits > 12u, splat(12), code.low_bits);
+    return {few, code.low_bits - few, largest(code.low_bits), is_true(code.constant)};
+  }
+  // Puts it for the integers, and gives the symbols for places in the window or beyond.
+  METHOD vu32 put(RansEncoder& encoder, vu32 integers, vu32 place) const {
+    if (most > 12) encoder.put_bits(integers >> 12, more);
+    if (most) encoder.put_bits(integers, few);
+    vu32 below = select(place == 0u, splat(1), place >> 31);
+    vu32 escapes = below | select(place >= N - 1u, splat(1), splat(0));
+    escapes = select(still, splat(0), escapes);
+    if (ballot(is_true(escapes)) == 0) return place;
+    vu32 end = select(is_true(below), splat(0), splat(N - 1));
+    encoder.put_bits(select(is_true(below), 0u - place, place - (N - 1u)), escapes * ESCAPE_BITS);
+    return select(is_true(escapes), end, place);
+  }
+};
+
+// The stream of a group, from the last token to the first, with symbols of an alphabet of N. Rows become what they decode to.
+template <int N>
+FN void kvtc_put_columns(const KvtcBlock& block, const KvtcColumns& columns, const ColumnCode& code, RansSymbols* symbols,
+                         const u16* families, RansEncoder& encoder) {
+  auto coder = symbols->load<N>(families, code.table(), is_true(code.constant));
+  auto rest = KvtcRest<N>::make(code);
+  vu32 start = window_start(code.mean, code.alphabet);
+  // Places that are symbols, with nothing before them: most are, where no column has low bits.
+  u32 plain = rest.most ? 0 : N - 2;
+  vm32 nothing = is_true(rest.most ? splat(0) : code.constant);
+  auto load = [&](u32 t) { return columns.load(t); };
+  inexact_in_turn<BACKWARDS, 4>(block.tokens, (const u32*)block.exact, load, [&](u32 t, vf32 row) {
+    vu32 q = columns.integers(row), place = shift_right_signed(q, code.low_bits) - start;
+    columns.store(t, q);
+    place = select(rest.still, splat(0), place);
+    if (!all(nothing | (vm32)(place - 1u < plain))) place = rest.put(encoder, q, place);
+    coder.put(encoder, place);
   });
 }
 
 KERNEL(kvtc_encode, const KvtcBlock* blocks, const KvtcWarp* which, const u16* families, const u16* costs,
        const float* thresholds, u32* slots, u32* counts, u16* words, u32 word_capacity) {
   WARP_SHARED(u16, histogram, HISTOGRAM_ROWS* LANES);
-  WARP_SHARED(u16, cumulative, (MAX_SYMBOLS + 1) * LANES);
+  WARP_SHARED(RansSymbols, symbols, 1);
   FOR_EACH_WARP(warp) {
     const KvtcBlock block = blocks[which[warp].block];
-    u32 group = which[warp].group, left = block.width - group * LANES, active = left < LANES ? left : LANES;
-    ColumnCode code = choose_columns(block, group, active, histogram, costs, thresholds);
+    u32 group = which[warp].group;
+    KvtcColumns columns = KvtcColumns::make(block, group);
+    ColumnCode code = choose_columns(block, columns, histogram, costs, thresholds);
     vu32 magnitude = select(code.mean >= 0x80000000u, ~code.mean, code.mean);
     u32 width = bit_width(largest(magnitude)) + 1;
     u32* slot = slots + (u64)warp * COLUMN_WORDS;
@@ -195,11 +227,11 @@ KERNEL(kvtc_encode, const KvtcBlock* blocks, const KvtcWarp* which, const u16* f
     vu32 rider = block.riders ? widen(load_u16((const u16*)block.riders + group * LANES)) : splat(0);
     RansEncoder encoder = RansEncoder::make(end, rider);
     if (code.alphabet == 0)
-      kvtc_put_columns<8>(block, group, active, code, cumulative, families, encoder);
+      kvtc_put_columns<8>(block, columns, code, symbols, families, encoder);
     else if (code.alphabet == 1)
-      kvtc_put_columns<16>(block, group, active, code, cumulative, families, encoder);
+      kvtc_put_columns<16>(block, columns, code, symbols, families, encoder);
     else
-      kvtc_put_columns<32>(block, group, active, code, cumulative, families, encoder);
+      kvtc_put_columns<32>(block, columns, code, symbols, families, encoder);
     u32* states = (u32*)block.states + (u64)group * STATE_WORDS;
     store_uniform(states, (u32)(end - encoder.position));
     store_u32(states + 1, encoder.x);

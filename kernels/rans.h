@@ -122,6 +122,61 @@ struct RansEncoder {
   }
 };
 
+// What an encoder looks up: the lanes' symbols side by side. `load` as `load_tables`, N symbols.
+#if defined(__CUDACC__) || defined(KVZIP_EMULATED)
+
+struct RansSymbols {
+  // 2^32 / frequency, cut off, makes quotients that are right or one too small.
+  struct alignas(8) Symbol {
+    u32 interval, reciprocal;  // lower bound and frequency << 16
+  };
+  Symbol of[MAX_SYMBOLS][LANES];
+
+  struct Coder {
+    const Symbol* own;
+
+    METHOD void put(RansEncoder& encoder, vu32 symbol) const {
+      Symbol found = *(const Symbol*)((const u8*)own + symbol * (u32)sizeof of[0]);
+      u32 frequency = found.interval >> 16;
+      u32 x = push_words(encoder.position, (encoder.x >> 20) >= frequency, encoder.x);
+      u32 quotient = __umulhi(x, found.reciprocal);
+      quotient += x - quotient * frequency >= frequency ? 1 : 0;
+      encoder.x = quotient * (RANS_SCALE - frequency) + x + (found.interval & 0xffffu);
+    }
+  };
+  template <int N>
+  METHOD Coder load(const u16* family, vu32 index, vm32 idle) {
+    const u16* counts = family + index * TABLE_STRIDE;
+    Symbol* own = &of[0][lane()];
+    for (u32 s = 0, low = 0; s < N; ++s) {
+      u32 high = idle ? RANS_SCALE : counts[s + 1], frequency = high - low;
+      own[s * LANES] = {low | frequency << 16, frequency ? ~0u / frequency : 0};
+      low = high;
+    }
+    return {own};
+  }
+};
+
+#else
+
+struct RansSymbols {
+  alignas(128) u16 cumulative[(MAX_SYMBOLS + 1) * LANES];
+
+  template <int N>
+  struct Coder {
+    const u16* cumulative;
+
+    METHOD void put(RansEncoder& encoder, vu32 symbol) const { encoder.template put<N>(cumulative, narrow(symbol)); }
+  };
+  template <int N>
+  METHOD Coder<N> load(const u16* family, vu32 index, vm32 idle) {
+    load_tables<N>(cumulative, family, index, idle);
+    return {cumulative};
+  }
+};
+
+#endif
+
 // The table for the symbols counted in histogram [32][32]: from the integer moments, then the cheapest of its eight
 // neighbours and itself (the first of equals). `costs` [TABLES][32] are 1/256 bits a symbol; `variances` [63] the thresholds
 // between deviations, in 1/4096 of a squared symbol; rows <= 1024.

@@ -93,6 +93,16 @@ def test_same_bytes_on_every_device(geometry: tuple[int, int, int], order: str, 
         codecs.check_same_bytes(KvTc(rope=rope), codecs.batch_of(arrays), device, cpu)
 
 
+@pytest.mark.parametrize("rope", ["interleaved", "interleaved,rotary=32", "rotary=20", "offset=32"])
+def test_partners_wherever_they_lie_make_the_same_bytes(rope: str, device: Device, cpu: Device) -> None:
+    """Promise: pairs of neighbours, pairs far apart and channels that do not turn are the same to kernels that take
+    several channels a lane, in runs of tokens that end anywhere.
+    """
+    for dtype in codecs.DTYPES:
+        batch = codecs.batch_of(keys_and_values(150, 3, 64, dtype))
+        codecs.check_same_bytes(KvTc(rope=f"theta=1e5,{rope}"), batch, device, cpu)
+
+
 @pytest.mark.parametrize("interleaved", ["", ",interleaved"])
 def test_rotations_of_every_kind_come_back(interleaved: str, cpu: Device) -> None:
     arrays = keys_and_values(64, 2, 48, "bfloat16")

@@ -13,17 +13,20 @@ from kvzip.codecs.kvtc import columns
 from kvzip.codecs.kvtc.rotations import Rotation
 from kvzip.coding import rans
 from kvzip.devices.base import Array, Device
-from kvzip.devices.descriptors import ELEMENT_SUFFIX, describe_planes
+from kvzip.devices.descriptors import ELEMENT_SUFFIX, PLANE, describe_planes
 from kvzip.profiles.scales import FLOOR, KEY_UNIT, OCTAVE, log2_index, power, spread_exponent
 
 if TYPE_CHECKING:
     from kvzip.codecs.kvtc.codec import KvTc
 
 TILE = 32
+RUN = 4 * TILE
+"""Tokens of 32 channels that a warp has: ``KVTC_RUN`` of kernels/kvtc.cu."""
 
 SIDE = np.dtype(
-    [(name, np.uint64) for name in ("scales", "cosines", "sines", "partners", "rows", "exact")]
-    + [("row_stride", np.uint32), ("reserved", np.uint32)]
+    [("rows", PLANE)]
+    + [(name, np.uint64) for name in ("scales", "cosines", "sines", "partners", "exact")]
+    + [("length", np.float32), ("largest", np.float32)]
 )
 """The host side of ``struct KvtcPlane``."""
 
@@ -47,7 +50,7 @@ class Side:
     Attributes:
         exact: which tokens of each block are kept as they are, bool ``[tokens]``.
         exponents: of each block, int ``[planes, tokens]`` in 1/256 octaves.
-        masks: ``exact`` on the device, uint32 ``[blocks, tiles]``.
+        masks: ``exact`` on the device, uint32 ``[blocks, tiles]``; what lies behind the last token counts as exact.
         kept: device arrays that descriptors point into.
     """
 
@@ -64,6 +67,7 @@ class Transform:
         self.codec, self.batch, self.device = codec, batch, device
         self.planes = [(number, block, plane) for number, block in enumerate(batch.blocks) for plane in block.planes]
         self.tiles = max(-(-block.tokens // TILE) for block in batch.blocks)
+        self.runs = -(-self.tiles * TILE // RUN)
         self.groups = rans.groups_of(self.planes[0][2])
         self.suffix = ELEMENT_SUFFIX[self.planes[0][2].dtype]
         self.host_descriptors = describe_planes(batch.arrays, device)
@@ -150,7 +154,7 @@ class Transform:
         return [spread_exponent(row[:channels]) for row in device.to_host(variances)]
 
     def side(self, exact: list[np.ndarray], exponents: list[np.ndarray]) -> Side:
-        masks = np.zeros((len(exact), self.tiles * TILE), bool)
+        masks = np.ones((len(exact), self.tiles * TILE), bool)
         for row, flags in zip(masks, exact, strict=True):
             row[: len(flags)] = flags
         words = np.packbits(masks, axis=1, bitorder="little").view(np.uint32)
@@ -173,43 +177,38 @@ class Transform:
 
     def _fill(self, side: Side) -> bool:
         """Un-rotate and scale all planes into rows; True if tokens turned out too large, and are exact now."""
-        from kvzip.codecs.kvtc.codec import LARGEST
-
-        device, longest = self.device, max(block.tokens for block in self.batch.blocks)
-        peaks = device.scratch("kvtc.peaks", (len(self.planes), self.groups, longest), np.float32)
-        device.launch(
-            f"kvtc_forward_{self.suffix}", len(self.planes) * self.groups, self.descriptors,
-            device.to_device(self._fields(side, inverse=True)), peaks, np.uint32(self.groups), np.uint32(longest),
-        )  # fmt: skip
-        highest = device.to_host(peaks.max(axis=1))
+        count, tiles = len(self.planes), RUN // TILE
+        masks = self.device.scratch("kvtc.large", (count, self.runs, self.groups, tiles), np.uint32)
+        self._launch_runs("forward", side, masks, inverse=True)
+        words = np.bitwise_or.reduce(self.device.to_host(masks), axis=2)
         again = False
-        for (number, block, _), row in zip(self.planes, highest, strict=True):
-            # A coefficient is no larger than the length of the vector of numbers.
-            length = 1 if self.bases[number] is None else self.widths[number] ** 0.5
-            large = row[: block.tokens] * length > LARGEST * float(power(self.codec.step_at))
-            if large.any():
+        for (number, block, _), row in zip(self.planes, words.reshape(count, -1), strict=True):
+            if row.any():
+                large = np.unpackbits(row.view(np.uint8), bitorder="little")[: block.tokens].astype(bool)
                 side.exact[number] = side.exact[number] | large
                 again = True
         if again:
             side.masks = self.side(side.exact, side.exponents).masks
         return again
 
+    def _launch_runs(self, kernel: str, side: Side, *results: Array, inverse: bool) -> None:
+        """Launch a kernel that goes through all planes, each warp a run of tokens."""
+        fields = self.device.to_device(self._fields(side, inverse=inverse))
+        self.device.launch(
+            f"kvtc_{kernel}_{self.suffix}", len(self.planes) * self.runs * self.groups, self.descriptors, fields,
+            *results, np.uint32(self.groups), np.uint32(self.runs),
+        )  # fmt: skip
+
     def inverse(self, side: Side) -> None:
         """Fill the planes from the coefficient rows, but for exact tokens."""
         self._expand()
-        self.device.launch(
-            f"kvtc_inverse_{self.suffix}", len(self.planes) * self.groups, self.descriptors,
-            self.device.to_device(self._fields(side, inverse=False)), np.uint32(self.groups),
-        )  # fmt: skip
+        self._launch_runs("inverse", side, inverse=False)
 
     def errors(self, side: Side) -> list[np.ndarray]:
-        """What the inverse would make, beside the planes: per block and plane float32 ``[groups, 3]``."""
+        """What the inverse would make, beside the planes: per block and plane float32 ``[runs * groups, 3]``."""
         self._expand()
-        sums = self.device.scratch("kvtc.errors", (len(self.planes), self.groups, 3), np.float32)
-        self.device.launch(
-            f"kvtc_errors_{self.suffix}", len(self.planes) * self.groups, self.descriptors,
-            self.device.to_device(self._fields(side, inverse=False)), sums, np.uint32(self.groups),
-        )  # fmt: skip
+        sums = self.device.scratch("kvtc.errors", (len(self.planes), self.runs * self.groups, 3), np.float32)
+        self._launch_runs("errors", side, sums, inverse=False)
         counts = np.cumsum([len(block.planes) for block in self.batch.blocks])[:-1]
         return np.split(self.device.to_host(sums).copy(), counts)
 
@@ -222,6 +221,8 @@ class Transform:
 
     def _fields(self, side: Side, *, inverse: bool) -> np.ndarray:
         """Descriptors of the planes: to rows with ``inverse`` rotations and scales, from rows with the rotations."""
+        from kvzip.codecs.kvtc.codec import LARGEST
+
         device = self.device
         fields = np.zeros(len(self.planes), SIDE)
         longest = max(block.tokens for block in self.batch.blocks)
@@ -237,9 +238,13 @@ class Transform:
         for i, (number, block, plane) in enumerate(self.planes):
             offset = 0 if number != at else offset
             at = number
-            fields[i]["rows"] = device.address(self.numbers) + (int(self.starts[number]) + offset) * 4
-            fields[i]["row_stride"] = self.widths[number]
+            start = device.address(self.numbers) + (int(self.starts[number]) + offset) * 4
+            strides = self.widths[number] * 4, plane.head_dim * 4
+            fields[i]["rows"] = (start, *strides, block.tokens, plane.heads, plane.head_dim, 0)
             offset += plane.channels
+            # A coefficient is no larger than the length of the vector of numbers.
+            fields[i]["length"] = 1 if self.bases[number] is None else self.widths[number] ** 0.5
+            fields[i]["largest"] = LARGEST * float(power(self.codec.step_at))
             fields[i]["exact"] = device.address(side.masks) + number * self.tiles * 4
             if rotation := self._rotation(block, plane, inverse=inverse):
                 fields[i]["cosines"] = device.address(rotation.cosines)
