@@ -5,6 +5,7 @@
 // not change, the attention sink and those with NaN or Inf, are kept exact: the first one rides in the start states of the
 // streams (16-bit types), the others lie in `rows`.
 #include "cachegen.h"
+#include "strips.h"
 
 struct CacheGenBlock {
   u64 token_words;  // u32: the token section
@@ -20,23 +21,47 @@ struct CacheGenBlock {
 
 // ------------------------------------------------------------------------------------------- encoding
 
+// The scales of 32 tokens from their largest magnitudes.
+FN void store_scales(TokenScale* scales, vf32 tops, float levels) {
+  auto store = [](float* first, vf32 v) { store_strided((u32*)first, as_bits(v), sizeof(TokenScale) / sizeof(float), TILE); };
+  vm32 zero = tops == splatf(0.f);
+  store(&scales->factor, select(zero, tops, levels / tops));
+  store(&scales->offset, select(zero, tops, splatf(levels)));
+  store(&scales->step, tops / levels);
+  store(&scales->top, tops);
+}
+
+// The largest magnitudes of N rows in each lane, `running` for the strips so far.
+template <bool WHOLE, u32 N, class E>
+FN void note_tops(const Strip<E>& strip, u32 token, bool more, typename E::raw* running) {
+  const typename E::vraw unsign = E::narrowed(splat(E::ABS));
+  typename Strip<E>::Loaded rows[N];
+  if constexpr (WHOLE)
+    strip.load(token, rows);
+  else
+    rows[0] = strip.template load<false>(token);
+  for (u32 r = 0; r < N; ++r, running += LANES) {
+    auto numbers = strip.values(rows[r]);
+    typename E::vraw top = numbers.v[0] & unsign;
+    for (int i = 1; i < PACK; ++i) top = maximum(top, numbers.v[i] & unsign);
+    if (more) top = maximum(top, load_lanes(running));
+    store_lanes(running, top);
+  }
+}
+
 // One warp a tile: the largest magnitude of every token, from which follow the tile's part of the token section (written to
-// its slot of TILE_WORDS, `count` words), the tokens' maxima as floats, and the mask of exact tokens: the `sinks` oldest,
-// those with NaN or Inf, and those too small to divide by.
+// its slot of TILE_WORDS, `count` words), the tokens' scales, and the mask of exact tokens: the `sinks` oldest, those with NaN
+// or Inf, and those too small to divide by.
 template <class E>
-FN void cachegen_tile(const Plane& plane, u32 tile, u32 sinks, typename E::raw* running, u32* slot, u32* count,
-                      float* maxima, u32* exact) {
-  typedef typename E::vraw vraw;
-  u32 groups = (plane.heads * plane.head_dim + LANES - 1) / LANES;
+FN void cachegen_tile(const Plane& plane, u32 tile, u32 sinks, u32 levels, typename E::raw* running, u32* slot, u32* count,
+                      TokenScale* scales, u32* exact) {
   u32 start = tile * TILE, tokens = plane.tokens - start < TILE ? plane.tokens - start : TILE;
-  for (u32 g = 0; g < groups; ++g) {
-    Column<E> column = Column<E>::make(plane, g);
-    for (u32 t = 0; t < tokens; ++t) {
-      vraw x = column.whole ? column.template load<true>(start + t) : column.template load<false>(start + t);
-      vraw magnitude = x & E::narrowed(splat(E::ABS));
-      if (g) magnitude = maximum(magnitude, load_lanes(running + t * LANES));
-      store_lanes(running + t * LANES, magnitude);
-    }
+  for (u32 s = 0; s * STRIP < plane.heads * plane.head_dim; ++s) {
+    Strip<E> strip = Strip<E>::make(plane, s);
+    u32 t = 0;
+    if (strip.whole)
+      for (; t + ROWS <= tokens; t += ROWS) note_tops<true, ROWS>(strip, start + t, s != 0, running + t * LANES);
+    for (; t < tokens; ++t) note_tops<false, 1>(strip, start + t, s != 0, running + t * LANES);
   }
   vu32 entries = splat(0);
   for (u32 t = 0; t < tokens; ++t) entries = with_lane(entries, t, largest(load_lanes(running + t * LANES)));
@@ -63,18 +88,18 @@ FN void cachegen_tile(const Plane& plane, u32 tile, u32 sinks, typename E::raw* 
   store_bits(slot + used, above, width);
   store_uniform(count, used + width);
   store_uniform(exact, mask);
-  store_u32((u32*)maxima, as_bits(E::to_float(E::narrowed(entries))));
+  store_scales(scales, E::to_float(E::narrowed(entries)), (float)levels);
 }
 
 #define CACHEGEN_TILES(suffix, E)                                                                                      \
-  KERNEL(cachegen_tiles_##suffix, const Plane* planes, const u32* sinks, u32* slots, u32* counts, float* maxima,       \
-         u32* exact, u32 tiles) {                                                                                      \
+  KERNEL(cachegen_tiles_##suffix, const Plane* planes, const u32* sinks, const u32* levels, u32* slots, u32* counts,   \
+         TokenScale* scales, u32* exact, u32 tiles) {                                                                  \
     WARP_SHARED(E::raw, running, TILE* LANES);                                                                         \
     FOR_EACH_WARP(warp) {                                                                                              \
       u32 block = warp / tiles, tile = warp % tiles;                                                                   \
       if (tile * TILE < planes[block].tokens)                                                                          \
-        cachegen_tile<E>(planes[block], tile, sinks[block], running, slots + (u64)warp * TILE_WORDS, counts + warp,    \
-                         maxima + (u64)warp * TILE, exact + warp);                                                     \
+        cachegen_tile<E>(planes[block], tile, sinks[block], levels[block], running, slots + (u64)warp * TILE_WORDS,    \
+                         counts + warp, scales + (u64)warp * TILE, exact + warp);                                      \
       else                                                                                                             \
         store_uniform(counts + warp, 0u), store_uniform(exact + warp, 0u);                                             \
     }                                                                                                                  \
@@ -85,65 +110,100 @@ constexpr u32 SAMPLE_ROWS = 512;  // tokens whose symbols are counted to choose 
 
 // What the groups of a block encode with; each group has its own part of symbols, words, histogram and tables.
 struct CacheGenScratch {
-  const float* maxima;  // of the block's tokens
-  const u32* exact;     // of its tiles
-  u8* symbols;          // [tokens][32]
-  u64 symbol_capacity;  // of a group
-  u16* words_end;       // the streams are written backwards from here
+  const TokenScale* scales;  // of the block's tokens
+  const u32* exact;          // of its tiles
+  u8* symbols;               // [tokens][32]
+  u64 symbol_capacity;       // of a group
+  u16* words_end;            // the streams are written backwards from here
   u32 word_capacity;
-  u16* histogram;       // [32][32]
-  u16* cumulative;      // [33][32]
-  float* errors;        // squared error, energy, largest error
+  u16* histogram;            // [32][32]
+  u16* cumulative;           // [33][32]
+  float* errors;             // squared error, energy, largest error
 };
 
-// Quantizes a group: symbols, raw bits, histogram, errors and rider. Returns the numbers of rows coded and counted.
-template <class E, bool WHOLE>
-FN u32 cachegen_quantize_group(const Plane& plane, const CacheGenBlock& block, u32 group, const Column<E>& column,
-                               const CacheGenScratch& scratch, vu32& rider, u32& counted) {
-  u32 groups = (plane.heads * plane.head_dim + LANES - 1) / LANES;
-  u32 stride = (plane.tokens + SAMPLE_ROWS - 1) / SAMPLE_ROWS;
-  float levels = (float)block.levels;
-  vm32 idle = column.idle();
-  vf32 squared = splatf(0.f), energy = splatf(0.f), worst = splatf(0.f);
-  u32 rows = 0;
-  bool riding = false;
-  rider = splat(0);
-  counted = 0;
+// Quantizes a group, token after token: symbols, raw bits, histogram, errors and rider. RAW: whether there may be raw bits.
+template <class E, bool WHOLE, bool RAW>
+struct CacheGenQuantizer {
+  typedef typename E::vraw vraw;
+  Column<E> column;         // at the next token
+  const TokenScale* scale;  // of it
+  u8* symbols;              // of the next row
+  u32* raw;                 // of the next row
+  u16* histogram;
+  u32 raw_bits, raw_stride;
+  u32 rows, stride, next_counted;  // rows coded, of which each `stride`-th is counted
+  float middle;
+  vu32 rider;
+  bool riding;
+  GroupLoss loss;
 
-  for (u32 s = 0; s < MAX_SYMBOLS; ++s) store_u16(scratch.histogram + s * LANES, splat16(0));
-  auto load = [&](u32 t) { return column.template load<WHOLE>(t); };
-  in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, typename E::vraw bits) {
-    vf32 x = E::to_float(bits);
-    if (in_mask(scratch.exact, t)) {
-      if (!riding && sizeof(typename E::raw) == 2) rider = widen(bits);
-      riding = true;
-      // No error, but energy, if it is a number.
-      energy = energy + select(absolute(x) < infinity(), x * x, splatf(0.f));
-      return;
+  static METHOD CacheGenQuantizer make(const Plane& plane, const CacheGenBlock& block, u32 group, const Column<E>& column,
+                                       const CacheGenScratch& scratch) {
+    u32 groups = (plane.heads * plane.head_dim + LANES - 1) / LANES;
+    CacheGenQuantizer q = {column, scratch.scales, scratch.symbols, (u32*)block.raw + group * block.raw_bits, scratch.histogram};
+    q.raw_bits = block.raw_bits;
+    q.raw_stride = groups * block.raw_bits;
+    q.rows = q.next_counted = 0;
+    q.stride = (plane.tokens + SAMPLE_ROWS - 1) / SAMPLE_ROWS;
+    q.middle = raised_middle(block.levels);
+    q.rider = splat(0);
+    q.riding = false;
+    q.loss = GroupLoss::zero();
+    return q;
+  }
+  METHOD void run(u32 tokens, const u32* exact) {
+    for (u32 s = 0; s < MAX_SYMBOLS; ++s) store_u16(histogram + s * LANES, splat16(0));
+    for (u32 start = 0; start < tokens; start += TILE) {
+      u32 mask = exact[start / TILE], count = tokens - start < TILE ? tokens - start : TILE;
+      for (u32 i = 0; i < count;) {
+        if (mask >> i & 1)
+          keep(), i += 1;
+        else if (ROWS == 1 || (i + ROWS <= count && !(mask >> i & ((1u << ROWS) - 1u))))
+          code<ROWS>(), i += ROWS;
+        else
+          code<1>(), i += 1;
+      }
     }
-    float top = scratch.maxima[t];
-    float factor = top != 0.f ? levels / top : 0.f, offset = top != 0.f ? levels : 0.f;
-    vu32 symbol = round_to_int(x * factor + offset);
-    // The decoder divides by `levels` first: a difference far below the error that is measured.
-    vf32 difference = E::to_float(E::from_float(int_to_float(symbol - block.levels) * (top / levels))) - x;
-    squared = squared + difference * difference;
-    energy = energy + x * x;
-    worst = maximum(worst, absolute(difference));
-
-    vu16 coded = narrow(select(idle, splat(0), symbol >> block.raw_bits));
-    store_u8(scratch.symbols + (u64)rows * LANES, coded);
-    if (block.raw_bits)
-      store_bits((u32*)block.raw + ((u64)rows * groups + group) * block.raw_bits, symbol, block.raw_bits);
-    if (rows++ % stride == 0) {
-      count_row_u16(scratch.histogram, coded);
-      ++counted;
+    warp_sync();
+  }
+  METHOD vraw next() {
+    vraw bits = column.template load<WHOLE>(0);
+    column.base += column.token_stride;
+    return bits;
+  }
+  METHOD void keep() {
+    vraw bits = next();
+    if (!riding && sizeof(typename E::raw) == 2) rider = widen(bits);
+    riding = true;
+    loss.add_kept(E::to_float(bits));
+    ++scale;
+  }
+  template <u32 N>
+  METHOD void code() {
+    vraw bits[N];
+    for (u32 r = 0; r < N; ++r) bits[r] = next();
+    for (u32 r = 0; r < N; ++r) code(E::number(bits[r]), scale[r]);
+    scale += N;
+  }
+  METHOD void code(vf32 x, const TokenScale& scale) {
+    static_assert((ROUNDER_BITS & 0xffffu) == 0, "a symbol has up to 16 bits");
+    vf32 raised = scale.raise(x);
+    loss.add(x, scale.template restored<E>(raised, middle) - x);
+    vu32 symbol = as_bits(raised);
+    vu16 coded = narrow(WHOLE ? symbol : select(column.idle(), splat(0), symbol)) >> (u16)(RAW ? raw_bits : 0);
+    store_u8(symbols, coded);
+    symbols += LANES;
+    if (RAW && raw_bits) {
+#pragma unroll 1
+      for (u32 b = 0; b < raw_bits; ++b) store_bits(raw + b, symbol >> b, 1);
+      raw += raw_stride;
     }
-  });
-  warp_sync();
-  float sums[3] = {first_lane(warp_sum(squared)), first_lane(warp_sum(energy)), first_lane(warp_max(worst))};
-  for (u32 i = 0; i < 3; ++i) store_uniform(scratch.errors + i, sums[i]);
-  return rows;
-}
+    if (rows++ != next_counted) return;
+    next_counted += stride;
+    count_row_u16(histogram, coded);
+  }
+  METHOD u32 counted() const { return (rows + stride - 1) / stride; }
+};
 
 // A row of each of `FLIGHTS` groups.
 template <int FLIGHTS>
@@ -166,13 +226,15 @@ FN void cachegen_encode_groups(const Plane& plane, const CacheGenBlock& block, u
     part.words_end += f * scratch.word_capacity;
     part.cumulative += f * (N + 1) * LANES;
     part.errors += f * 3;
-    vu32 rider;
-    u32 counted;
-    rows = cachegen_quantize_group<E, WHOLE>(plane, block, group + f, columns[f], part, rider, counted);
-    vu32 table = choose_tables(part.histogram, counted, block.symbols, costs + family * MAX_SYMBOLS, variances);
+    // More than half of the coder's symbols are in use where there are raw bits.
+    auto quantizer = CacheGenQuantizer<E, WHOLE, N == MAX_SYMBOLS>::make(plane, block, group + f, columns[f], part);
+    quantizer.run(plane.tokens, part.exact);
+    quantizer.loss.store(part.errors);
+    rows = quantizer.rows;
+    vu32 table = choose_tables(part.histogram, quantizer.counted(), block.symbols, costs + family * MAX_SYMBOLS, variances);
     load_tables<N>(part.cumulative, families + family * TABLE_STRIDE, table, columns[f].idle());
     store_bits((u32*)block.tables + (u64)(group + f) * TABLE_BITS, table, TABLE_BITS);
-    encoders[f] = RansEncoder::make(part.words_end, rider);
+    encoders[f] = RansEncoder::make(part.words_end, quantizer.rider);
   }
   auto load = [&](u32 row) {
     CacheGenSymbols<FLIGHTS> symbols;
@@ -213,7 +275,7 @@ FN void cachegen_encode_any(const Plane& plane, const CacheGenBlock& block, u32 
 }
 
 #define CACHEGEN_ENCODE(suffix, E)                                                                                     \
-  KERNEL(cachegen_encode_##suffix, const Plane* planes, const CacheGenBlock* blocks, const float* maxima,              \
+  KERNEL(cachegen_encode_##suffix, const Plane* planes, const CacheGenBlock* blocks, const TokenScale* scales,         \
          const u32* exact, const u16* families, const u16* costs, const u32* variances, u8* symbols, u16* words,       \
          float* errors, u32 groups, u32 tiles, u32 word_capacity) {                                                    \
     WARP_SHARED(u16, histogram, MAX_SYMBOLS* LANES);                                                                   \
@@ -223,7 +285,7 @@ FN void cachegen_encode_any(const Plane& plane, const CacheGenBlock& block, u32 
       const Plane plane = planes[index];                                                                               \
       const CacheGenBlock block = blocks[index];                                                                       \
       u64 symbol_capacity = (u64)tiles * TILE * LANES;                                                                 \
-      CacheGenScratch scratch = {maxima + (u64)index * tiles * TILE,                                                   \
+      CacheGenScratch scratch = {scales + (u64)index * tiles * TILE,                                                   \
                                  exact + (u64)index * tiles,                                                           \
                                  symbols + (u64)warp * symbol_capacity,                                                \
                                  symbol_capacity,                                                                      \
@@ -262,7 +324,7 @@ FN u32 cachegen_decode_groups(const Plane& plane, const CacheGenBlock& block, u3
   const u32* token_words = (const u32*)block.token_words;
   // Out of the block once: the compiler has to suppose that decoded values overwrite it.
   u32 middle = block.levels, raw_bits = block.raw_bits;
-  float levels = (float)middle;
+  Divisor levels = Divisor::make(splatf((float)middle));
   u32 at = 0, coded_rows = 0, exact_rows = 0, rider = ~0u;
   for (u32 start = 0; start < plane.tokens; start += TILE) {
     u32 stop = start + TILE < plane.tokens ? start + TILE : plane.tokens;
@@ -292,8 +354,8 @@ FN u32 cachegen_decode_groups(const Plane& plane, const CacheGenBlock& block, u3
           const u32* raw = (const u32*)block.raw + ((u64)coded_rows * groups + group + f) * raw_bits;
           symbol = symbol << raw_bits | load_bits(raw, raw_bits);
         }
-        vf32 x = int_to_float(symbol - middle) / levels * top;
-        columns[f].template store<WHOLE>(t, E::from_float(x));
+        vf32 x = levels.divide(int_to_float(symbol - middle)) * top;
+        columns[f].template store<WHOLE>(t, E::from_number(x));
       }
       ++coded_rows;
     }

@@ -1,6 +1,7 @@
 // The token section of CacheGen's blocks. It has, for each tile of 32 tokens: a head (smallest entry of the max tensor, width in
 // bits, flag), the mask of exact tokens if the flag says so, and `width` words of bits: entry minus smallest, one token a lane.
 #pragma once
+#include "loss.h"
 #include "rans.h"
 
 constexpr u32 TILE = 32;
@@ -32,3 +33,35 @@ FN Tile read_tile(const u32* words, u32 word_count, u32& at) {
   at += used;
   return tile;
 }
+
+// What quantizes a token. Of one of zeros all is 0, and so are its symbols.
+struct alignas(16) TokenScale {
+  float factor, offset;  // x * factor + offset is what rounds to the symbol of x
+  float step;            // from a symbol's number to the next one's
+  float top;             // the largest magnitude
+
+  // The symbol nearest to a number, plus ROUNDER.
+  METHOD vf32 raise(vf32 x) const { return x * factor + offset + ROUNDER; }
+  // What a raised symbol comes back as, `middle` being that of 0. The decoder divides by the levels first: a difference far below
+  // the error that is measured.
+  template <class E>
+  METHOD vf32 restored(vf32 raised, float middle) const {
+    return E::nearest((raised - middle) * step);
+  }
+};
+// The symbol of 0, raised.
+FN float raised_middle(u32 levels) { return ROUNDER + (float)levels; }
+
+// What coding does to 32 channels, one a lane.
+struct GroupLoss {
+  StripLoss of_lane;
+
+  static METHOD GroupLoss zero() { return {StripLoss::zero()}; }
+  METHOD void add(vf32 x, vf32 difference) { of_lane.add(0, x, difference); }
+  METHOD void add_kept(vf32 x) { of_lane.add_kept(0, x); }
+  METHOD void store(float* sums) const {
+    store_uniform(sums, first_lane(warp_sum(of_lane.squared.v[0])));
+    store_uniform(sums + 1, first_lane(warp_sum(of_lane.energy.v[0])));
+    store_uniform(sums + 2, first_lane(warp_max(of_lane.worst)));
+  }
+};

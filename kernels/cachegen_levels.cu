@@ -15,43 +15,48 @@ struct Refinements {
   u32 count;
 };
 
+// M of the finest.
+FN Divisor finest_levels(const Refinements& refinements) {
+  float levels = (float)refinements.levels;
+  for (u32 i = 0; i < refinements.count; ++i) levels *= 3.f;
+  return Divisor::make(splatf(levels));
+}
+
 // Steps from the middle, of level M, as a signed number.
 FN vu32 steps_from_middle(vf32 x, float levels, float top) { return round_to_int(x * (levels / top)); }
 
 // One warp a group of 32 channels of a block. `errors` as elsewhere, of the finest level.
 template <class E, bool WHOLE>
 FN void refine_encode(const Plane& plane, const Refinements& to, u32 group, u32 groups, const Column<E>& column,
-                      const float* maxima, const u32* exact, float* errors) {
-  vf32 squared = splatf(0.f), energy = splatf(0.f), worst = splatf(0.f);
+                      const TokenScale* scales, const u32* exact, float* errors) {
+  Divisor finest = finest_levels(to);
+  GroupLoss loss = GroupLoss::zero();
   for (u32 row = 0; row * DIGITS < plane.tokens; ++row) {
     u32 first = row * DIGITS, stop = first + DIGITS < plane.tokens ? first + DIGITS : plane.tokens, weight = 1;
     vu32 packed[MAX_REFINEMENTS] = {splat(0), splat(0)};
     for (u32 t = first; t < stop; ++t, weight *= 3) {
       vf32 x = E::to_float(column.template load<WHOLE>(t));
       if (in_mask(exact, t)) {
-        energy = energy + select(absolute(x) < infinity(), x * x, splatf(0.f));
+        loss.add_kept(x);
         continue;
       }
-      float top = maxima[t], levels = (float)to.levels;
+      const TokenScale scale = scales[t];
       vf32 restored = splatf(0.f);
-      if (top != 0.f) {
-        // The coarse symbol as its own encoder rounds it.
-        vu32 k = round_to_int(x * (levels / top) + levels) - to.levels;
+      if (scale.top != 0.f) {
+        float levels = (float)to.levels;
+        vu32 k = as_bits(scale.raise(x)) - (ROUNDER_BITS + to.levels);
 #pragma unroll
         for (u32 i = 0; i < MAX_REFINEMENTS; ++i) {
           if (i >= to.count) break;
           levels *= 3.f;
-          vu32 digit = steps_from_middle(x, levels, top) - k * 3u + 1u;
+          vu32 digit = steps_from_middle(x, levels, scale.top) - k * 3u + 1u;
           digit = select(digit > 0x80000000u, splat(0), select(digit > 2u, splat(2), digit));
           k = k * 3u + digit - 1u;
           packed[i] = packed[i] + digit * weight;
         }
-        restored = E::to_float(E::from_float(int_to_float(k) / levels * top));
+        restored = E::nearest(finest.divide(int_to_float(k)) * scale.top);
       }
-      vf32 difference = restored - x;
-      squared = squared + difference * difference;
-      energy = energy + x * x;
-      worst = maximum(worst, absolute(difference));
+      loss.add(x, restored - x);
     }
 #pragma unroll
     for (u32 i = 0; i < MAX_REFINEMENTS; ++i) {
@@ -60,23 +65,22 @@ FN void refine_encode(const Plane& plane, const Refinements& to, u32 group, u32 
       store_u8((u8*)to.digits[i] + ((u64)row * groups + group) * LANES, narrow(digits));
     }
   }
-  float sums[3] = {first_lane(warp_sum(squared)), first_lane(warp_sum(energy)), first_lane(warp_max(worst))};
-  for (u32 i = 0; i < 3; ++i) store_uniform(errors + i, sums[i]);
+  loss.store(errors);
 }
 
-#define CACHEGEN_REFINE_ENCODE(suffix, E)                                                                               \
-  KERNEL(cachegen_refine_encode_##suffix, const Plane* planes, const Refinements* to, const float* maxima,              \
-         const u32* exact, float* errors, u32 groups, u32 tiles) {                                                      \
-    FOR_EACH_WARP(warp) {                                                                                               \
-      u32 block = warp / groups, group = warp % groups;                                                                 \
-      Column<E> column = Column<E>::make(planes[block], group);                                                         \
-      const float* tops = maxima + (u64)block * tiles * TILE;                                                           \
-      const u32* masks = exact + (u64)block * tiles;                                                                    \
-      if (column.whole)                                                                                                 \
-        refine_encode<E, true>(planes[block], to[block], group, groups, column, tops, masks, errors + (u64)warp * 3);   \
-      else                                                                                                              \
-        refine_encode<E, false>(planes[block], to[block], group, groups, column, tops, masks, errors + (u64)warp * 3);  \
-    }                                                                                                                   \
+#define CACHEGEN_REFINE_ENCODE(suffix, E)                                                                                  \
+  KERNEL(cachegen_refine_encode_##suffix, const Plane* planes, const Refinements* to, const TokenScale* scales,            \
+         const u32* exact, float* errors, u32 groups, u32 tiles) {                                                         \
+    FOR_EACH_WARP(warp) {                                                                                                  \
+      u32 block = warp / groups, group = warp % groups;                                                                    \
+      Column<E> column = Column<E>::make(planes[block], group);                                                            \
+      const TokenScale* of_block = scales + (u64)block * tiles * TILE;                                                     \
+      const u32* masks = exact + (u64)block * tiles;                                                                       \
+      if (column.whole)                                                                                                    \
+        refine_encode<E, true>(planes[block], to[block], group, groups, column, of_block, masks, errors + (u64)warp * 3);  \
+      else                                                                                                                 \
+        refine_encode<E, false>(planes[block], to[block], group, groups, column, of_block, masks, errors + (u64)warp * 3); \
+    }                                                                                                                      \
   }
 FOR_ELEMENT_TYPES(CACHEGEN_REFINE_ENCODE)
 
@@ -84,6 +88,7 @@ FOR_ELEMENT_TYPES(CACHEGEN_REFINE_ENCODE)
 template <class E, bool WHOLE>
 FN void refine(const Plane& plane, const Refinements& by, u32 group, u32 groups, const Column<E>& column,
                const float* maxima, const u32* exact) {
+  Divisor finest = finest_levels(by);
   for (u32 row = 0; row * DIGITS < plane.tokens; ++row) {
     u32 first = row * DIGITS, stop = first + DIGITS < plane.tokens ? first + DIGITS : plane.tokens;
     vu32 packed[MAX_REFINEMENTS] = {splat(0), splat(0)};
@@ -93,19 +98,18 @@ FN void refine(const Plane& plane, const Refinements& by, u32 group, u32 groups,
       packed[i] = widen(load_u8((const u8*)by.digits[i] + ((u64)row * groups + group) * LANES));
     }
     for (u32 t = first; t < stop; ++t) {
-      float top = maxima[t], levels = (float)by.levels;
+      float top = maxima[t];
       bool kept = in_mask(exact, t) || top == 0.f;
       vu32 k = splat(0);
-      if (!kept) k = steps_from_middle(E::to_float(column.template load<WHOLE>(t)), levels, top);
+      if (!kept) k = steps_from_middle(E::to_float(column.template load<WHOLE>(t)), (float)by.levels, top);
 #pragma unroll
       for (u32 i = 0; i < MAX_REFINEMENTS; ++i) {
         if (i >= by.count) break;
         vu32 rest = packed[i] * 171u >> 9;  // a third of a byte
-        levels *= 3.f;
         k = k * 3u + (packed[i] - rest * 3u) - 1u;
         packed[i] = rest;
       }
-      if (!kept) column.template store<WHOLE>(t, E::from_float(int_to_float(k) / levels * top));
+      if (!kept) column.template store<WHOLE>(t, E::from_number(finest.divide(int_to_float(k)) * top));
     }
   }
 }

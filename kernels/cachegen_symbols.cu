@@ -1,50 +1,83 @@
-// CacheGen's quantization on its own, for coders that take whole planes of symbols: u8 [tokens][groups * 32], 0 in idle lanes.
-// The symbols are LMCache's in every token, those of exact tokens too.
+// CacheGen's quantization on its own, for coders that take whole planes of symbols: u8 [tokens][groups * 32]. The symbols are
+// LMCache's in every token, those of exact tokens too. Nothing is stored beyond the last channel.
 #include "cachegen.h"
+#include "exact.h"
+#include "strips.h"
 
-// One warp a group of 32 channels. maxima: [block][tiles * 32]; exact: [block][tiles] masks; `errors` gets squared error, energy
-// and largest error.
-template <class E, bool WHOLE>
-FN void quantize_group(const Plane& plane, u32 level_count, const Column<E>& column, const float* maxima, const u32* exact,
-                       u8* symbols, u64 stride, float* errors) {
-  float levels = (float)level_count;
-  vf32 squared = splatf(0.f), energy = splatf(0.f), worst = splatf(0.f);
-  auto load = [&](u32 t) { return column.template load<WHOLE>(t); };
-  in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, typename E::vraw bits) {
-    float top = maxima[t], factor = levels / top;
-    vf32 x = E::to_float(bits), level = x * factor + levels;
-    // What is no number, as in a token of zeros, is symbol 0.
-    vu32 symbol = select(as_bits(absolute(level)) < 0x7f800000u, round_to_int(level), splat(0));
-    store_u8(symbols + t * stride, narrow(select(column.idle(), splat(0), symbol)));
-    if (in_mask(exact, t)) {
-      // No error, but energy, if it is a number.
-      energy = energy + select(absolute(x) < infinity(), x * x, splatf(0.f));
-      return;
+FN u64 symbol_stride(const Plane& plane) { return (plane.heads * plane.head_dim + LANES - 1) / LANES * LANES; }
+FN u32 strips_of(const Plane& plane) { return (plane.heads * plane.head_dim + STRIP - 1) / STRIP; }
+
+// A row of a strip to its symbols. KEPT: of an exact token.
+template <class E, bool WHOLE, bool KEPT>
+FN void quantize_row(const Strip<E>& strip, const typename Strip<E>::Loaded& row, const TokenScale& scale, float middle,
+                     u8* symbols, StripLoss& loss) {
+  auto numbers = strip.values(row);
+  Pack<vu32> codes;
+  for (int i = 0; i < PACK; ++i) {
+    vf32 x = KEPT ? E::to_float(numbers.v[i]) : E::number(numbers.v[i]), raised = scale.raise(x);
+    codes.v[i] = as_bits(raised);
+    if (KEPT) {
+      // What is no number is symbol 0.
+      codes.v[i] = select((vm32)(absolute(raised) < infinity()), codes.v[i], splat(0));
+      loss.add_kept(i, x);
+    } else {
+      loss.add(i, x, scale.template restored<E>(raised, middle) - x);
     }
-    vf32 difference = E::to_float(E::from_float(int_to_float(symbol - level_count) / levels * top)) - x;
-    squared = squared + difference * difference;
-    energy = energy + x * x;
-    worst = maximum(worst, absolute(difference));
-  });
-  float sums[3] = {first_lane(warp_sum(squared)), first_lane(warp_sum(energy)), first_lane(warp_max(worst))};
-  for (u32 i = 0; i < 3; ++i) store_uniform(errors + i, sums[i]);
+  }
+  strip.template store_bytes<WHOLE>(symbols, strip.low_bytes(codes));
 }
 
-#define CACHEGEN_QUANTIZE(suffix, E)                                                                                  \
-  KERNEL(cachegen_quantize_##suffix, const Plane* planes, const u32* levels, const float* maxima, const u32* exact,   \
-         u8* symbols, float* errors, u32 groups, u32 tiles) {                                                         \
-    FOR_EACH_WARP(warp) {                                                                                             \
-      u32 block = warp / groups, group = warp % groups;                                                               \
-      u64 stride = groups * LANES;                                                                                    \
-      u8* mine = symbols + (u64)block * tiles * TILE * stride + group * LANES;                                        \
-      Column<E> column = Column<E>::make(planes[block], group);                                                       \
-      const float* tops = maxima + (u64)block * tiles * TILE;                                                         \
-      const u32* masks = exact + (u64)block * tiles;                                                                  \
-      if (column.whole)                                                                                               \
-        quantize_group<E, true>(planes[block], levels[block], column, tops, masks, mine, stride, errors + warp * 3);  \
-      else                                                                                                            \
-        quantize_group<E, false>(planes[block], levels[block], column, tops, masks, mine, stride, errors + warp * 3); \
-    }                                                                                                                 \
+// `rows` tokens from `start` on. `scales`, `symbols`: of the first one; there, of the strip.
+template <class E, bool WHOLE>
+FN void quantize_strip(const Strip<E>& strip, u32 start, u32 rows, u32 exact, const TokenScale* scales, float middle,
+                       u8* symbols, u64 stride, TileLoss& loss) {
+  StripLoss sums = StripLoss::zero();
+  for (u32 row = 0; row < rows;) {
+    if (WHOLE && row + ROWS <= rows && !(exact >> row & ((1u << ROWS) - 1u))) {
+      typename Strip<E>::Loaded loaded[ROWS];
+      strip.load(start + row, loaded);
+      for (u32 r = 0; r < ROWS; ++r, symbols += stride)
+        quantize_row<E, WHOLE, false>(strip, loaded[r], scales[r], middle, symbols, sums);
+      row += ROWS, scales += ROWS;
+      continue;
+    }
+    auto loaded = strip.template load<WHOLE>(start + row);
+    if (exact >> row & 1)
+      quantize_row<E, WHOLE, true>(strip, loaded, *scales, middle, symbols, sums);
+    else
+      quantize_row<E, WHOLE, false>(strip, loaded, *scales, middle, symbols, sums);
+    ++row, ++scales, symbols += stride;
+  }
+  loss.add(strip, sums);
+}
+
+template <class E>
+FN void quantize_tile(const Plane& plane, u32 tile, u32 levels, const TokenScale* scales, u32 exact, u8* symbols,
+                      float* errors) {
+  u32 start = tile * TILE, left = start < plane.tokens ? plane.tokens - start : 0, rows = left < TILE ? left : TILE;
+  u64 stride = symbol_stride(plane);
+  float middle = raised_middle(levels);
+  TileLoss loss = TileLoss::zero();
+  for (u32 s = 0; rows && s < strips_of(plane); ++s) {
+    Strip<E> strip = Strip<E>::make(plane, s);
+    u8* of_strip = symbols + s * STRIP;
+    if (strip.whole)
+      quantize_strip<E, true>(strip, start, rows, exact, scales, middle, of_strip, stride, loss);
+    else
+      quantize_strip<E, false>(strip, start, rows, exact, scales, middle, of_strip, stride, loss);
+  }
+  loss.store(errors);
+}
+
+// One warp a tile, `tiles` of each block. exact: masks; `errors` gets squared error, energy and largest error of each tile.
+#define CACHEGEN_QUANTIZE(suffix, E)                                                                                   \
+  KERNEL(cachegen_quantize_##suffix, const Plane* planes, const u32* levels, const TokenScale* scales,                 \
+         const u32* exact, u8* symbols, float* errors, u32 tiles) {                                                    \
+    FOR_EACH_WARP(warp) {                                                                                              \
+      const Plane& plane = planes[warp / tiles];                                                                       \
+      quantize_tile<E>(plane, warp % tiles, levels[warp / tiles], scales + (u64)warp * TILE, exact[warp],              \
+                       symbols + (u64)warp * TILE * symbol_stride(plane), errors + (u64)warp * 3);                     \
+    }                                                                                                                  \
   }
 FOR_ELEMENT_TYPES(CACHEGEN_QUANTIZE)
 
@@ -83,39 +116,52 @@ FN u32 read_tokens(const Plane& plane, const TokenSection& section, float* maxim
   }
 FOR_ELEMENT_TYPES(CACHEGEN_TOKENS)
 
-// One warp a group. Exact tokens come from the section's rows, if it has so many.
 template <class E, bool WHOLE>
-FN void dequantize_group(const Plane& plane, const TokenSection& section, u32 group, u32 level_count, const Column<E>& column,
-                         const float* maxima, const u32* exact, const u8* symbols, u64 stride) {
-  float levels = (float)level_count;
-  u32 rows = 0;
-  auto load = [&](u32 t) { return load_u8(symbols + t * stride); };
-  in_turn<FORWARDS>(plane.tokens, load, [&](u32 t, vu16 symbols_of_token) {
-    if (in_mask(exact, t)) {
-      if (rows == section.row_count) return;
-      const typename E::raw* row = (const typename E::raw*)section.rows + (u64)rows++ * plane.heads * plane.head_dim;
-      column.template store<WHOLE>(t, load_some(row + (u64)group * LANES, column.active));
-      return;
+FN void dequantize_strip(const Strip<E>& strip, u32 start, u32 stop, u32 levels, const Divisor& divisor, const float* tops,
+                         const u8* symbols, u64 stride) {
+  constexpr u32 AT_ONCE = WHOLE ? ROWS : 1;
+  for (u32 first = start; first < stop; first += AT_ONCE) {
+    typename Strip<E>::LoadedBytes loaded[AT_ONCE];
+    for (u32 r = 0; r < AT_ONCE; ++r)
+      loaded[r] = strip.template load_bytes<WHOLE>(symbols + (first + r < stop ? first + r : first) * stride);
+    for (u32 r = 0; r < AT_ONCE && first + r < stop; ++r) {
+      Pack<vu32> codes = strip.bytes(loaded[r]);
+      Pack<vf32> x;
+      for (int i = 0; i < PACK; ++i) x.v[i] = divisor.divide(int_to_float(codes.v[i] - levels)) * tops[first + r];
+      strip.template store<WHOLE>(first + r, nearest_row<E>(x));
     }
-    vu32 symbol = widen(symbols_of_token);
-    column.template store<WHOLE>(t, E::from_float(int_to_float(symbol - level_count) / levels * maxima[t]));
+  }
+}
+
+// Exact tokens come from the section's rows, if it has them.
+template <class E>
+FN void dequantize_tile(const Plane& plane, const TokenSection& section, u32 index, u32 levels, const float* tops,
+                        const u32* exact, const u8* symbols) {
+  ExactTokens kept = {(u64)exact, section.rows, plane.tokens, section.row_count};
+  decode_tile<E>(plane, kept, index, [&](const ExactTile& tile) {
+    u64 stride = symbol_stride(plane);
+    Divisor divisor = Divisor::make(splatf((float)levels));
+    for (u32 s = 0; s < strips_of(plane); ++s) {
+      Strip<E> strip = Strip<E>::make(plane, s);
+      const u8* of_strip = symbols + s * STRIP;
+      if (strip.whole)
+        dequantize_strip<E, true>(strip, tile.start, tile.stop, levels, divisor, tops, of_strip, stride);
+      else
+        dequantize_strip<E, false>(strip, tile.start, tile.stop, levels, divisor, tops, of_strip, stride);
+    }
+    return (u32)OK;
   });
 }
 
-#define CACHEGEN_DEQUANTIZE(suffix, E)                                                                                   \
-  KERNEL(cachegen_dequantize_##suffix, const Plane* planes, const TokenSection* sections, const u32* levels,             \
-         const float* maxima, const u32* exact, const u8* symbols, u32 groups, u32 tiles) {                              \
-    FOR_EACH_WARP(warp) {                                                                                                \
-      u32 block = warp / groups, group = warp % groups;                                                                  \
-      u64 stride = groups * LANES;                                                                                       \
-      const u8* mine = symbols + (u64)block * tiles * TILE * stride + group * LANES;                                     \
-      Column<E> column = Column<E>::make(planes[block], group);                                                          \
-      const float* tops = maxima + (u64)block * tiles * TILE;                                                            \
-      const u32* masks = exact + (u64)block * tiles;                                                                     \
-      if (column.whole)                                                                                                  \
-        dequantize_group<E, true>(planes[block], sections[block], group, levels[block], column, tops, masks, mine, stride);  \
-      else                                                                                                               \
-        dequantize_group<E, false>(planes[block], sections[block], group, levels[block], column, tops, masks, mine, stride); \
-    }                                                                                                                    \
+// One warp a tile.
+#define CACHEGEN_DEQUANTIZE(suffix, E)                                                                                 \
+  KERNEL(cachegen_dequantize_##suffix, const Plane* planes, const TokenSection* sections, const u32* levels,           \
+         const float* maxima, const u32* exact, const u8* symbols, u32 tiles) {                                        \
+    FOR_EACH_WARP(warp) {                                                                                              \
+      u32 block = warp / tiles;                                                                                        \
+      const Plane& plane = planes[block];                                                                              \
+      dequantize_tile<E>(plane, sections[block], warp % tiles, levels[block], maxima + (u64)block * tiles * TILE,      \
+                         exact + (u64)block * tiles, symbols + (u64)block * tiles * TILE * symbol_stride(plane));      \
+    }                                                                                                                  \
   }
 FOR_ELEMENT_TYPES(CACHEGEN_DEQUANTIZE)

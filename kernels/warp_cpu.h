@@ -366,9 +366,10 @@ struct Strip {
   METHOD LoadedBytes load_bytes(const u8* row) const {
     return {{widen(WHOLE ? load_u8(row) : load_some(row, column.active))}};
   }
+  static METHOD vu8 low_bytes(const Pack<vu32>& codes) { return __builtin_convertvector(codes.v[0], vu8); }
   static METHOD vu8 signed_bytes(const Pack<vu32>& codes, const Loaded& numbers) {
     vu8 signs = __builtin_convertvector(numbers.v[0] >> (8 * sizeof(typename E::raw) - 8), vu8) & (u8)0x80;
-    return __builtin_convertvector(codes.v[0], vu8) | signs;
+    return low_bytes(codes) | signs;
   }
   template <bool WHOLE>
   METHOD void store_bytes(u8* row, vu8 bytes) const {

@@ -349,10 +349,14 @@ struct Strip {
       if (!WHOLE && has(i)) loaded.put(i, row[i]);
     return loaded;
   }
-  // The lowest bytes of codes, whose highest bits are 0, with the signs of numbers there.
+  // The lowest bytes of codes; and with the signs of numbers, where their highest bits are 0.
+  static METHOD u32 low_bytes(const Pack<vu32>& codes) {
+    const u32(&c)[PACK] = codes.v;
+    return __byte_perm(__byte_perm(c[0], c[1], 0x40), __byte_perm(c[2], c[3], 0x40), 0x5410);
+  }
   static METHOD u32 signed_bytes(const Pack<vu32>& codes, const Loaded& numbers) {
-    const u32(&c)[PACK] = codes.v, (&w)[Loaded::COUNT] = numbers.words;
-    u32 bytes = __byte_perm(__byte_perm(c[0], c[1], 0x40), __byte_perm(c[2], c[3], 0x40), 0x5410), signs;
+    const u32(&w)[Loaded::COUNT] = numbers.words;
+    u32 bytes = low_bytes(codes), signs;
     if constexpr (sizeof(raw) == 2)
       signs = __byte_perm(w[0], w[1], 0x7531);
     else

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from kvzip.codecs.cachegen import CacheGen
+from kvzip.codecs.cachegen import rans as rans_coder
 from kvzip.coding import bins, tables
+from kvzip.coding.tables import MAX_SYMBOLS
 from kvzip.devices.base import Device
 from kvzip.errors import UsageError
 from tests import codecs
@@ -73,6 +75,19 @@ def test_same_bytes_on_every_device(geometry: tuple[int, int, int], order: str, 
         contiguous = codecs.check_same_bytes(CacheGen(), codecs.batch_of(plain), device, cpu)
         for one, other in zip(ordered, contiguous, strict=True):
             assert all((one[tag] == other[tag]).all() for tag in one), "memory order shows in the format"
+
+
+def test_raw_bits_are_the_same_on_every_device(device: Device, cpu: Device) -> None:
+    for dtype in codecs.DTYPES:
+        batch = codecs.batch_of([codecs.numbers(70, 2, 20, dtype)])
+        sections = codecs.check_same_bytes(CacheGen(level=9), batch, device, cpu)
+        assert "RAWB" in sections[0]
+
+
+def test_raw_bits_come_with_more_than_half_of_the_alphabet() -> None:
+    """Kernels for tables of half the size write none."""
+    parameters = [rans_coder._symbols(count) for count in range(bins.FEWEST, bins.MOST + 1)]
+    assert all(symbols <= MAX_SYMBOLS and (not raw or symbols > MAX_SYMBOLS // 2) for raw, symbols in parameters)
 
 
 def test_sinks_and_unfit_tokens_are_exact(device: Device) -> None:

@@ -45,7 +45,7 @@ def encode(
     def code(blocks: list[Block]) -> tuple[np.ndarray, tuple[StreamChunk, ...], np.ndarray]:
         batch = planes.upload(kv, blocks, device)
         symbols = planes_of_symbols.symbol_scratch(batch, device)
-        of_tokens = Tokens.of(batch, 0, device)
+        of_tokens = Tokens.of(batch, bins[_of(blocks)], 0, device)
         planes_of_symbols.quantize(batch, bins[_of(blocks)], of_tokens, symbols, device)
         tables, chunks = encode_symbols(symbols, tokens, heads * head_dim, device)
         return tables, chunks, device.to_host(of_tokens.maxima)[:, :tokens, None].astype(kv.dtype)
@@ -88,7 +88,7 @@ def decode_checked(
 
     def code(blocks: list[Block]) -> np.ndarray:
         batch, symbols = _decode(blob, kv, blocks, bins, device)
-        tokens, again = Tokens.of(batch, 0, device), device.xp.empty_like(symbols)
+        tokens, again = Tokens.of(batch, bins[_of(blocks)], 0, device), device.xp.empty_like(symbols)
         planes_of_symbols.quantize(batch, bins[_of(blocks)], tokens, again, device)
         lost: np.ndarray = device.to_host((symbols != again)[:, :rows, :channels].any(axis=2))
         lost = lost | (device.to_host(tokens.maxima)[:, :rows] != _maxima(blob)[_of(blocks)])

@@ -38,13 +38,13 @@ def section_bytes(block: Block) -> int:
 
 def encode(batch: Batch, bins: Sequence[int], sinks: int, count: int, device: Device) -> list[tuple[Sections, Errors]]:
     """``count`` refinements of every block, and the errors of the finest."""
-    groups, tokens = groups_of(batch.blocks[0].plane), Tokens.of(batch, sinks, device)
+    groups, tokens = groups_of(batch.blocks[0].plane), Tokens.of(batch, bins, sinks, device)
     digits = [[device.xp.empty(section_bytes(block), np.uint8) for _ in range(count)] for block in batch.blocks]
     errors = device.scratch("cachegen.errors", (len(batch.blocks), groups, 3), np.float32)
     device.launch(
         f"cachegen_refine_encode_{element_suffix(batch)}", len(batch.blocks) * groups, tokens.planes,
         device.to_device(_describe(bins, [[device.address(array) for array in arrays] for arrays in digits])),
-        tokens.maxima, tokens.exact, errors, np.uint32(groups), np.uint32(tokens.tiles),
+        tokens.scales, tokens.exact, errors, np.uint32(groups), np.uint32(tokens.tiles),
     )  # fmt: skip
     sums = device.to_host(errors)
     return [

@@ -37,7 +37,7 @@ class RangeCoder(Coder):
 
     def encode(self, batch: Batch, bins: Sequence[int], sinks: int, device: Device) -> list[Encoded]:
         blocks, groups = _describe(batch, device), rans.groups_of(batch.blocks[0].plane)
-        tokens = Tokens.of(batch, sinks, device)
+        tokens = Tokens.of(batch, bins, sinks, device)
         symbols = planes_of_symbols.symbol_scratch(batch, device)
         errors = planes_of_symbols.quantize(batch, bins, tokens, symbols, device)
         counts = range_coder.count_symbols(blocks, groups, device)

@@ -48,7 +48,7 @@ class RansCoder(Coder):
     def encode(self, batch: Batch, bins: Sequence[int], sinks: int, device: Device) -> list[Encoded]:
         xp, count = device.xp, len(batch.blocks)
         groups = rans.groups_of(batch.blocks[0].plane)
-        tokens = Tokens.of(batch, sinks, device)
+        tokens = Tokens.of(batch, bins, sinks, device)
         blocks, tables = _describe(bins, device)
 
         index = xp.empty((count, groups, TABLE_BITS), np.uint32)
@@ -65,7 +65,7 @@ class RansCoder(Coder):
         words = device.scratch("cachegen.words", (count * groups, capacity), np.uint16)
         device.launch(
             f"cachegen_encode_{element_suffix(batch)}", count * groups, tokens.planes, device.to_device(blocks),
-            tokens.maxima, tokens.exact,
+            tokens.scales, tokens.exact,
             tables.families, tables.costs, tables.variances,
             device.scratch("cachegen.symbols", (count * groups, tokens.tiles * TILE, 32), np.uint8), words, errors,
             np.uint32(groups), np.uint32(tokens.tiles), np.uint32(capacity),

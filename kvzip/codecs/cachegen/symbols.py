@@ -1,7 +1,7 @@
 """Planes of symbols: quantization on its own, for coders that take the symbols of whole planes.
 
-Symbols are uint8 ``[blocks, tiles * 32, groups * 32]``, contiguous; beyond a block's tokens and channels they mean
-nothing. The kernels are in kernels/cachegen_symbols.cu.
+Symbols are uint8 ``[blocks, tiles * 32, groups * 32]``, contiguous, 0 beyond a block's channels; beyond its tokens they
+mean nothing. The kernels are in kernels/cachegen_symbols.cu.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvzip.codecs.base import Batch
-from kvzip.codecs.cachegen.coder import levels_of
-from kvzip.codecs.cachegen.tokens import TILE, Tokens, element_suffix, tiles_of
+from kvzip.codecs.cachegen.tokens import TILE, Tokens, device_levels, element_suffix, tiles_of
 from kvzip.coding.rans import LANES, groups_of
 from kvzip.devices.base import Array, Device
 from kvzip.devices.descriptors import describe_planes
@@ -33,13 +32,15 @@ def quantize(batch: Batch, bins: Sequence[int], tokens: Tokens, symbols: Array, 
     """Fill ``symbols`` with LMCache's, in exact tokens too.
 
     Returns:
-        Squared error, energy and largest error, float32 ``[blocks, groups, 3]`` in scratch memory.
+        Squared error, energy and largest error, float32 ``[blocks, tiles, 3]`` in scratch memory.
     """
-    count, groups = len(batch.blocks), groups_of(batch.blocks[0].plane)
-    errors = device.scratch("cachegen.errors", (count, groups, 3), np.float32)
+    count, channels = len(batch.blocks), batch.blocks[0].plane.channels
+    errors = device.scratch("cachegen.errors", (count, tokens.tiles, 3), np.float32)
+    if channels < symbols.shape[2]:
+        symbols[..., channels:] = 0
     device.launch(
-        f"cachegen_quantize_{element_suffix(batch)}", count * groups, tokens.planes, _levels(bins, device),
-        tokens.maxima, tokens.exact, symbols, errors, np.uint32(groups), np.uint32(tokens.tiles),
+        f"cachegen_quantize_{element_suffix(batch)}", count * tokens.tiles, tokens.planes, device_levels(bins, device),
+        tokens.scales, tokens.exact, symbols, errors, np.uint32(tokens.tiles),
     )  # fmt: skip
     return errors
 
@@ -67,13 +68,9 @@ def dequantize(
     batch: Batch, bins: Sequence[int], sections: np.ndarray, maxima: Array, exact: Array, symbols: Array, device: Device
 ) -> None:
     """Fill the batch's arrays; the values of exact tokens lie in the sections' rows."""
-    count, groups, tiles = len(batch.blocks), groups_of(batch.blocks[0].plane), tiles_of(batch.blocks)
+    tiles = tiles_of(batch.blocks)
     planes = device.to_device(describe_planes(batch.arrays, device))
     device.launch(
-        f"cachegen_dequantize_{element_suffix(batch)}", count * groups, planes, device.to_device(sections),
-        _levels(bins, device), maxima, exact, symbols, np.uint32(groups), np.uint32(tiles),
+        f"cachegen_dequantize_{element_suffix(batch)}", len(batch.blocks) * tiles, planes, device.to_device(sections),
+        device_levels(bins, device), maxima, exact, symbols, np.uint32(tiles),
     )  # fmt: skip
-
-
-def _levels(bins: Sequence[int], device: Device) -> Array:
-    return device.to_device(np.array([levels_of(b) for b in bins], np.uint32))

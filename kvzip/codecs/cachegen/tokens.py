@@ -17,6 +17,7 @@ import numpy as np
 
 from kvzip.cache import Block
 from kvzip.codecs.base import Batch
+from kvzip.codecs.cachegen.coder import levels_of
 from kvzip.coding.rans import gather_runs
 from kvzip.coding.sections import as_bytes
 from kvzip.devices.base import Array, Device
@@ -32,8 +33,8 @@ class Tokens:
 
     planes: Array
     """Descriptors of the batch's arrays."""
-    maxima: Array
-    """float32 ``[blocks, tiles * 32]``"""
+    scales: Array
+    """What quantizes each token, float32 ``[blocks, tiles * 32, 4]``: ``struct TokenScale`` of kernels/cachegen.h."""
     exact: Array
     """Masks, uint32 ``[blocks, tiles]``"""
     slots: Array
@@ -41,11 +42,11 @@ class Tokens:
     tiles: int
 
     @classmethod
-    def of(cls, batch: Batch, sinks: int, device: Device) -> Self:
+    def of(cls, batch: Batch, bins: Sequence[int], sinks: int, device: Device) -> Self:
         count, tiles = len(batch.blocks), tiles_of(batch.blocks)
         tokens = cls(
             device.to_device(describe_planes(batch.arrays, device)),
-            device.scratch("cachegen.maxima", (count, tiles * TILE), np.float32),
+            device.scratch("cachegen.scales", (count, tiles * TILE, 4), np.float32),
             device.scratch("cachegen.exact", (count, tiles), np.uint32),
             device.scratch("cachegen.slots", (count, tiles, TILE_WORDS), np.uint32),
             device.scratch("cachegen.slot_words", (count, tiles), np.uint32),
@@ -56,10 +57,15 @@ class Tokens:
         )
         device.launch(
             f"cachegen_tiles_{element_suffix(batch)}", count * tiles, tokens.planes,
-            device.to_device(exact_from_start), tokens.slots, tokens.slot_words, tokens.maxima, tokens.exact,
-            np.uint32(tiles),
+            device.to_device(exact_from_start), device_levels(bins, device), tokens.slots, tokens.slot_words,
+            tokens.scales, tokens.exact, np.uint32(tiles),
         )  # fmt: skip
         return tokens
+
+    @property
+    def maxima(self) -> Array:
+        """The max tensors, float32 ``[blocks, tiles * 32]``."""
+        return self.scales[..., 3]
 
     def sections(self, device: Device) -> list[Array]:
         """``TOKN`` of every block."""
@@ -81,6 +87,11 @@ def rows_section(array: Array, kept: np.ndarray, device: Device) -> Array:
 def tiles_of(blocks: Sequence[Block]) -> int:
     """Tiles of the longest block."""
     return max(-(-block.tokens // TILE) for block in blocks)
+
+
+def device_levels(bins: Sequence[int], device: Device) -> Array:
+    """``M`` of every block, uint32, on the device."""
+    return device.to_device(np.array([levels_of(b) for b in bins], np.uint32))
 
 
 def element_suffix(batch: Batch) -> str:
