@@ -125,6 +125,7 @@ struct CacheGenScratch {
 template <class E, bool WHOLE, bool RAW>
 struct CacheGenQuantizer {
   typedef typename E::vraw vraw;
+  enum : u32 { AHEAD = 16 };  // how much sooner a token is asked for than it is loaded
   Column<E> column;         // at the next token
   const TokenScale* scale;  // of it
   u8* symbols;              // of the next row
@@ -168,6 +169,7 @@ struct CacheGenQuantizer {
   }
   METHOD vraw next() {
     vraw bits = column.template load<WHOLE>(0);
+    column.ask_for(AHEAD);
     column.base += column.token_stride;
     return bits;
   }

@@ -298,6 +298,11 @@ struct Column {
     for (u32 l = 0; l < active; ++l) v[l] = *(const raw*)(p + offsets[l]);
     return v;
   }
+  // Asks for a row that is loaded later, if it is there: rows far from each other do not come by themselves.
+  METHOD void ask_for(u32 token) const {
+    const u8* p = base + (i64)token * token_stride + offsets[0];
+    for (u32 i = 0; i <= sizeof(vraw); i += 64) __builtin_prefetch(p + (i < sizeof(vraw) ? i : sizeof(vraw) - 1));
+  }
   template <bool WHOLE>
   METHOD void store(u32 token, vraw v) const {
     u8* p = base + (i64)token * token_stride;
@@ -324,12 +329,13 @@ struct Strip {
   bool whole;
 
   static METHOD Strip make(const Plane& plane, u32 strip) {
-    Column<E> column = Column<E>::make(plane, strip);
-    return {column, strip * LANES, column.whole};
+    u32 start = strip * LANES, left = plane.heads * plane.head_dim - start;
+    return at(plane, start, left < LANES ? left : LANES);
   }
   static METHOD Strip at(const Plane& plane, u32 start, u32 count) {
-    Column<E> column = Column<E>::at(plane, start, count);
-    return {column, start, column.whole};
+    Strip strip = {Column<E>::at(plane, start, count), start, false};
+    strip.whole = strip.column.whole;
+    return strip;
   }
   METHOD vm32 idle(u32) const { return column.idle(); }
   METHOD vu32 channel(u32) const { return lane_ids() + first; }

@@ -226,6 +226,8 @@ struct Column {
   METHOD typename E::vraw load(u32 token) const {
     return lane() < active ? *(const typename E::raw*)(base + (i64)token * token_stride) : 0;
   }
+  // A processor may ask for a row that it loads later. Here loads are under way together.
+  METHOD void ask_for(u32) const {}
   template <bool WHOLE>
   METHOD void store(u32 token, typename E::vraw v) const {
     if (lane() < active) *(typename E::raw*)(base + (i64)token * token_stride) = (typename E::raw)v;
