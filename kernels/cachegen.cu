@@ -141,7 +141,8 @@ struct CacheGenQuantizer {
   static METHOD CacheGenQuantizer make(const Plane& plane, const CacheGenBlock& block, u32 group, const Column<E>& column,
                                        const CacheGenScratch& scratch) {
     u32 groups = (plane.heads * plane.head_dim + LANES - 1) / LANES;
-    CacheGenQuantizer q = {column, scratch.scales, scratch.symbols, (u32*)block.raw + group * block.raw_bits, scratch.histogram};
+    u32* raw = (u32*)block.raw + group * block.raw_bits;
+    CacheGenQuantizer q = {column, scratch.scales, scratch.symbols, raw, scratch.histogram};
     q.raw_bits = block.raw_bits;
     q.raw_stride = groups * block.raw_bits;
     q.rows = q.next_counted = 0;

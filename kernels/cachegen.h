@@ -42,8 +42,8 @@ struct alignas(16) TokenScale {
 
   // The symbol nearest to a number, plus ROUNDER.
   METHOD vf32 raise(vf32 x) const { return x * factor + offset + ROUNDER; }
-  // What a raised symbol comes back as, `middle` being that of 0. The decoder divides by the levels first: a difference far below
-  // the error that is measured.
+  // What a raised symbol comes back as, `middle` being that of 0. The decoder divides by the levels first: a difference far
+  // below the error that is measured.
   template <class E>
   METHOD vf32 restored(vf32 raised, float middle) const {
     return E::nearest((raised - middle) * step);
