@@ -17,6 +17,8 @@ from kvzip.devices import build
 
 HERE = Path(__file__).parent
 KEEP_SECONDS = 7 * 24 * 3600
+LARGE = 2 << 20
+"""Characters of a translation from which on optimizing it takes longer than the tests would."""
 
 _FLAGS = (
     *("-std=c++17", "-O1", "-g0", "-fPIC", "-ffreestanding", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
@@ -47,7 +49,8 @@ def from_cuda(source: str, name: str) -> Path:
 
 def from_translation(text: str, name: str) -> Path:
     """A library of kernels that are written for the emulator, in C++ on ``ptx.h``."""
-    return _library(_preprocess(text, name), name)
+    code = _preprocess(text, name)
+    return _library(code, name, ("-O0",) if len(code) > LARGE else ())
 
 
 def _library(text: str, name: str, flags: Sequence[str] = ()) -> Path:

@@ -7,6 +7,7 @@ is not known raises: nothing is guessed.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 from itertools import pairwise
@@ -120,7 +121,7 @@ class _Kernel(Instructions):
 
     def text(self) -> str:
         shared, sizes = f"shared_{self.name}", ", ".join(map(str, self.parameters.values()))
-        code = "\n  ".join([*self.declarations, *self.lines])
+        code = "\n  ".join([*self._declared_registers(), *self.declarations, *self.lines])
         return f"""
 alignas(128) static u8 {shared}[{max(self.shared, 1)}];
 static void enter_{self.name}(void** parameters) {{
@@ -159,7 +160,22 @@ extern "C" __attribute__((visibility("default"))) void describe_{self.name}(Kern
             found = re.fullmatch(r"(%[\w$]+?)(?:<(\d+)>)?", name.strip())
             each = [f"{found[1]}{i}" for i in range(int(found[2]))] if found[2] else [found[1]]
             self.registers.update(dict.fromkeys(each, type_))
-            self.declarations.append(f"{type_} {', '.join(f'{register(one)} = 0' for one in each)};")
+
+    def _declared_registers(self) -> Iterator[str]:
+        """The registers that are used. Those that one instruction writes, always, need no value before: a
+        compiler is done with them much sooner.
+        """
+        written, guarded = Counter[str](), set[str]()
+        for line in self.lines:
+            here = re.findall(r"\bset\((\w+),", line)
+            written.update(here)
+            if line.startswith("if "):
+                guarded.update(here)
+        used = set(re.findall(r"\breg_\w+", "\n".join(self.lines)))
+        for name, type_ in self.registers.items():
+            if register(name) in used:
+                once = written[register(name)] == 1 and register(name) not in guarded
+                yield f"{type_} {register(name)}{'' if once else ' = 0'};"
 
     def _declare_memory(self, statement: str) -> None:
         space, align, name, size = parsed(r"\.(\w+) \.align (\d+) \.b8 ([\w$]+)\[(\d+)\]", statement)

@@ -5,7 +5,7 @@
 namespace emulator {
 namespace {
 
-constexpr u32 LANES = 32, MAX_THREADS = 1024, STACK_BYTES = 1 << 16;
+constexpr u32 LANES = 32, MAX_THREADS = 1024, STACK_BYTES = 1 << 19;
 constexpr u64 CANARY = 0x6b767a6970206f6b;
 constexpr u8 POISON = 0xa5;
 
