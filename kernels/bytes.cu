@@ -6,7 +6,7 @@
 
 struct BytesBlock {
   u64 bytes;
-  u64 tables;  // u32: encoders [classes][256] low | frequency << 16; decoders [classes][4096] per slot, see below
+  u64 tables;  // encoders RansEntry [classes * 256 + 1], the last for lanes without a byte; decoders u32 [classes][4096]
   u64 states;  // u32 [strips][STATE_WORDS]
   u64 words;   // u16: the streams
   u32 count, word_count, classes, reserved;
@@ -33,19 +33,18 @@ KERNEL(bytes_encode, const BytesBlock* blocks, u16* words, u32 strips, u32 word_
     const BytesBlock& block = blocks[warp / strips];
     if (!ByteStrip::exists(block, warp % strips)) continue;
     ByteStrip strip = ByteStrip::make(block, warp % strips);
-    const u32* entries = (const u32*)block.tables;
+    const RansEntry* entries = (const RansEntry*)block.tables;
     vu32 start = class_of_lane(block) * 256u;
     u16* words_end = words + ((u64)warp + 1) * word_capacity;
     RansEncoder encoder = RansEncoder::make(words_end, splat(0));
     if (strip.rest) {
       vu32 byte = widen(load_some(strip.bytes + strip.rows * LANES, strip.rest));
-      vu32 entry = select((vm32)(lane_ids() < strip.rest), gather_u32(entries, start + byte), splat(RANS_SCALE << 16));
-      encoder.put(entry & 0xffffu, entry >> 16);
+      vu32 index = select((vm32)(lane_ids() < strip.rest), start + byte, splat(block.classes * 256));
+      encoder.put(RansSymbol::gather(entries, index));
     }
-    auto load = [&](u32 row) { return load_u8(strip.bytes + row * LANES); };
+    auto load = [&](u64 row) { return load_u8(strip.bytes + row * LANES); };
     in_turn<BACKWARDS, 4>(strip.rows, load, [&](u32, vu16 bytes) {
-      vu32 entry = gather_u32(entries, start + widen(bytes));
-      encoder.put(entry & 0xffffu, entry >> 16);
+      encoder.put(RansSymbol::gather(entries, start + widen(bytes)));
     });
     u32* states = (u32*)block.states + (u64)(warp % strips) * STATE_WORDS;
     store_uniform(states, (u32)(words_end - encoder.position));

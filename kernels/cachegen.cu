@@ -116,8 +116,7 @@ struct CacheGenScratch {
   u64 symbol_capacity;       // of a group
   u16* words_end;            // the streams are written backwards from here
   u32 word_capacity;
-  u16* histogram;            // [32][32]
-  u16* cumulative;           // [33][32]
+  RansSymbols* coding;       // of each group
   float* errors;             // squared error, energy, largest error
 };
 
@@ -142,7 +141,7 @@ struct CacheGenQuantizer {
                                        const CacheGenScratch& scratch) {
     u32 groups = (plane.heads * plane.head_dim + LANES - 1) / LANES;
     u32* raw = (u32*)block.raw + group * block.raw_bits;
-    CacheGenQuantizer q = {column, scratch.scales, scratch.symbols, raw, scratch.histogram};
+    CacheGenQuantizer q = {column, scratch.scales, scratch.symbols, raw, scratch.coding->counts};
     q.raw_bits = block.raw_bits;
     q.raw_stride = groups * block.raw_bits;
     q.rows = q.next_counted = 0;
@@ -221,32 +220,33 @@ FN void cachegen_encode_groups(const Plane& plane, const CacheGenBlock& block, u
                                const u32* variances) {
   u64 family = (u64)block.family * TABLES;
   RansEncoder encoders[FLIGHTS];
+  RansSymbols::Table<N> tables[FLIGHTS];
   CacheGenScratch parts[FLIGHTS];
   u32 rows = 0;
   for (int f = 0; f < FLIGHTS; ++f) {
     CacheGenScratch& part = parts[f] = scratch;
     part.symbols += f * scratch.symbol_capacity;
     part.words_end += f * scratch.word_capacity;
-    part.cumulative += f * (N + 1) * LANES;
+    part.coding += f;
     part.errors += f * 3;
     // More than half of the coder's symbols are in use where there are raw bits.
     auto quantizer = CacheGenQuantizer<E, WHOLE, N == MAX_SYMBOLS>::make(plane, block, group + f, columns[f], part);
     quantizer.run(plane.tokens, part.exact);
     quantizer.loss.store(part.errors);
     rows = quantizer.rows;
-    vu32 table = choose_tables(part.histogram, quantizer.counted(), block.symbols, costs + family * MAX_SYMBOLS, variances);
-    load_tables<N>(part.cumulative, families + family * TABLE_STRIDE, table, columns[f].idle());
+    vu32 table = choose_tables(part.coding->counts, quantizer.counted(), block.symbols, costs + family * MAX_SYMBOLS, variances);
+    tables[f] = part.coding->template load<N>(families + family * TABLE_STRIDE, table, columns[f].idle());
     store_bits((u32*)block.tables + (u64)(group + f) * TABLE_BITS, table, TABLE_BITS);
     encoders[f] = RansEncoder::make(part.words_end, quantizer.rider);
   }
-  auto load = [&](u32 row) {
+  auto load = [&](u64 row) {
     CacheGenSymbols<FLIGHTS> symbols;
-    for (int f = 0; f < FLIGHTS; ++f) symbols.of[f] = load_u8(parts[f].symbols + (u64)row * LANES);
+    for (int f = 0; f < FLIGHTS; ++f) symbols.of[f] = load_u8(parts[f].symbols + row * LANES);
     return symbols;
   };
   in_turn<BACKWARDS, 4>(rows, load, [&](u32, const CacheGenSymbols<FLIGHTS>& symbols) {
 #pragma clang loop unroll(full)
-    for (int f = 0; f < FLIGHTS; ++f) encoders[f].template put<N>(parts[f].cumulative, symbols.of[f]);
+    for (int f = 0; f < FLIGHTS; ++f) encoders[f].put(tables[f].find(widen(symbols.of[f])));
   });
   for (int f = 0; f < FLIGHTS; ++f) {
     u32* states = (u32*)block.states + (u64)(group + f) * STATE_WORDS;
@@ -281,8 +281,7 @@ FN void cachegen_encode_any(const Plane& plane, const CacheGenBlock& block, u32 
   KERNEL(cachegen_encode_##suffix, const Plane* planes, const CacheGenBlock* blocks, const TokenScale* scales,         \
          const u32* exact, const u16* families, const u16* costs, const u32* variances, u8* symbols, u16* words,       \
          float* errors, u32 groups, u32 tiles, u32 word_capacity) {                                                    \
-    WARP_SHARED(u16, histogram, MAX_SYMBOLS* LANES);                                                                   \
-    WARP_SHARED(u16, cumulative, FLIGHT*(MAX_SYMBOLS + 1) * LANES);                                                    \
+    WARP_SHARED(RansSymbols, coding, FLIGHT);                                                                          \
     FOR_EACH_FLIGHT(warp, flight, groups) {                                                                            \
       u32 index = warp / groups, group = warp % groups;                                                                \
       const Plane plane = planes[index];                                                                               \
@@ -294,8 +293,7 @@ FN void cachegen_encode_any(const Plane& plane, const CacheGenBlock& block, u32 
                                  symbol_capacity,                                                                      \
                                  words + ((u64)warp + 1) * word_capacity,                                              \
                                  word_capacity,                                                                        \
-                                 histogram,                                                                            \
-                                 cumulative,                                                                           \
+                                 coding,                                                                               \
                                  errors + (u64)warp * 3};                                                              \
       if (flight == FLIGHT)                                                                                            \
         cachegen_encode_any<E, FLIGHT>(plane, block, group, scratch, families, costs, variances);                      \

@@ -14,6 +14,7 @@ constexpr u32 SCALE_CODE_BITS = 8;
 constexpr u32 ESCAPE_BITS = 8;
 constexpr u32 WINDOW_TABLES = 1024;  // of an alphabet: 64 deviations x 16 means
 constexpr u32 HISTOGRAM_ROWS = 40;
+static_assert(HISTOGRAM_ROWS <= COUNTED_ROWS, "there is room for them");
 constexpr u32 COLUMN_WORDS = 1 + SCALE_CODE_BITS + 32;  // the most that a group's parameters take
 constexpr u32 LARGEST_LOW_BITS = 15;
 
@@ -190,7 +191,7 @@ struct KvtcRest {
 template <int N>
 FN void kvtc_put_columns(const KvtcBlock& block, const KvtcColumns& columns, const ColumnCode& code, RansSymbols* symbols,
                          const u16* families, RansEncoder& encoder) {
-  auto coder = symbols->load<N>(families, code.table(), is_true(code.constant));
+  auto table = symbols->load<N>(families, code.table(), is_true(code.constant));
   auto rest = KvtcRest<N>::make(code);
   vu32 start = window_start(code.mean, code.alphabet);
   // Places that are symbols, with nothing before them: most are, where no column has low bits.
@@ -202,19 +203,18 @@ FN void kvtc_put_columns(const KvtcBlock& block, const KvtcColumns& columns, con
     columns.store(t, q);
     place = select(rest.still, splat(0), place);
     if (!all(nothing | (vm32)(place - 1u < plain))) place = rest.put(encoder, q, place);
-    coder.put(encoder, place);
+    encoder.put(table.find(place));
   });
 }
 
 KERNEL(kvtc_encode, const KvtcBlock* blocks, const KvtcWarp* which, const u16* families, const u16* costs,
        const float* thresholds, u32* slots, u32* counts, u16* words, u32 word_capacity) {
-  WARP_SHARED(u16, histogram, HISTOGRAM_ROWS* LANES);
   WARP_SHARED(RansSymbols, symbols, 1);
   FOR_EACH_WARP(warp) {
     const KvtcBlock block = blocks[which[warp].block];
     u32 group = which[warp].group;
     KvtcColumns columns = KvtcColumns::make(block, group);
-    ColumnCode code = choose_columns(block, columns, histogram, costs, thresholds);
+    ColumnCode code = choose_columns(block, columns, symbols->counts, costs, thresholds);
     vu32 magnitude = select(code.mean >= 0x80000000u, ~code.mean, code.mean);
     u32 width = bit_width(largest(magnitude)) + 1;
     u32* slot = slots + (u64)warp * COLUMN_WORDS;

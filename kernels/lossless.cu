@@ -204,8 +204,7 @@ FN Octaves choose_octaves(const Plane& plane, const u32* zeros, const Column<E>&
 struct LosslessScratch {
   u16* words_end;    // streams and escapes are written backwards from here
   u8* escapes_end;
-  u16* histogram;    // [32][32]
-  u16* cumulative;   // [33][32]
+  RansSymbols* symbols;
 };
 
 // One warp a group of 32 channels, `coded` tokens of it.
@@ -218,9 +217,9 @@ FN void lossless_encode_group(const Plane& plane, const LosslessBlock& block, u3
   const u32* zeros = block.head_words > 1 ? head_words + 1 : nullptr;
   u32 groups = groups_in(plane), bits = head_words[0], dropped = format.mantissa_bits - bits;
   vm32 idle = column.idle();
-  Octaves octaves = choose_octaves<E, WHOLE>(plane, zeros, column, format, scratch.histogram, costs);
+  Octaves octaves = choose_octaves<E, WHOLE>(plane, zeros, column, format, scratch.symbols->counts, costs);
   vu32 index = octaves.index(), tops = octaves.top(format.exponent_bits);
-  load_tables<MAX_SYMBOLS>(scratch.cumulative, family, index, idle);
+  auto table = scratch.symbols->load<MAX_SYMBOLS>(family, index, idle);
 
   u32 first = 0;
   if (E::RIDES) {
@@ -242,7 +241,7 @@ FN void lossless_encode_group(const Plane& plane, const LosslessBlock& block, u3
     vm16 escaped = level == (u16)ESCAPE;
     if (ballot(escaped)) push_bytes(escapes, escaped, exponent);
     vu16 symbol = level + (head >> (u16)format.exponent_bits) * (u16)LEVELS;
-    encoder.put<MAX_SYMBOLS>(scratch.cumulative, symbol);
+    encoder.put(table.find(widen(symbol)));
     E::store((u32*)block.mantissas + ((u64)--row * groups + group) * bits, x, bits, dropped);
   });
 
@@ -261,8 +260,7 @@ FN void lossless_encode_group(const Plane& plane, const LosslessBlock& block, u3
   KERNEL(lossless_encode_##suffix, const Plane* planes, const LosslessBlock* blocks, const u32* coded,                 \
          const u16* family, const u16* costs, u16* words, u8* escapes, u32* escape_counts, u32 groups,                 \
          u32 word_capacity, u32 escape_capacity, u32 mantissa_bits, u32 exponent_bits, u32 special) {                  \
-    WARP_SHARED(u16, histogram, MAX_SYMBOLS* LANES);                                                                   \
-    WARP_SHARED(u16, cumulative, (MAX_SYMBOLS + 1) * LANES);                                                           \
+    WARP_SHARED(RansSymbols, symbols, 1);                                                                              \
     FOR_EACH_WARP(warp) {                                                                                              \
       u32 block = warp / groups, group = warp % groups;                                                                \
       if (coded[block] == 0) {                                                                                         \
@@ -271,8 +269,8 @@ FN void lossless_encode_group(const Plane& plane, const LosslessBlock& block, u3
       }                                                                                                                \
       Column<E> column = Column<E>::make(planes[block], group);                                                        \
       FloatFormat format = {mantissa_bits, exponent_bits, special};                                                    \
-      LosslessScratch scratch = {words + ((u64)warp + 1) * word_capacity, escapes + ((u64)warp + 1) * escape_capacity, \
-                                 histogram, cumulative};                                                               \
+      u16* words_end = words + ((u64)warp + 1) * word_capacity;                                                        \
+      LosslessScratch scratch = {words_end, escapes + ((u64)warp + 1) * escape_capacity, symbols};                     \
       if (column.whole)                                                                                                \
         lossless_encode_group<E, true>(planes[block], blocks[block], group, column, format, coded[block], scratch,     \
                                        family, costs, escape_counts + warp);                                           \

@@ -7,12 +7,13 @@
 //
 // Tables come from a family (kvzip/coding/tables.py): 4096 discretized Gaussians, 64 deviations x 64 means.
 #pragma once
-#include "warp.h"
+#include "bits.h"
 
 constexpr u32 RANS_BITS = 12;
 constexpr u32 RANS_SCALE = 1 << RANS_BITS;
 constexpr u32 RANS_START = 1 << 16;
 constexpr u32 MAX_SYMBOLS = 32;
+constexpr u32 COUNTED_ROWS = 2 * MAX_SYMBOLS;  // of the lanes' counts, that an encoder has room for
 constexpr u32 TABLE_SIDE = 64;
 constexpr u32 TABLE_BITS = 12;                 // a table's index: 6 bits of deviation, 6 bits of mean
 constexpr u32 TABLES = 1 << TABLE_BITS;
@@ -91,6 +92,89 @@ struct RansDecoder {
   METHOD vu16 rider() const { return narrow(x & 0xffffu); }
 };
 
+// A symbol in an encoder's table.
+struct alignas(8) RansEntry {
+  u32 interval;    // lower bound and frequency << 16
+  u32 reciprocal;  // (2^32 - 1) / frequency, cut off
+};
+
+// RansSymbol: what an encoder needs of a symbol of each lane; `added_to` is the state that x < 2^20 * frequency becomes.
+// RansSymbols: a warp's room for counts of symbols, until their tables are chosen, and then for these. `load` as `load_tables`.
+#if defined(__CUDACC__) || defined(KVZIP_EMULATED)
+
+struct RansSymbol {
+  u32 low, frequency, reciprocal;
+
+  static METHOD RansSymbol of(RansEntry entry) { return {entry.interval & 0xffffu, entry.interval >> 16, entry.reciprocal}; }
+  static METHOD RansSymbol gather(const RansEntry* entries, vu32 index) { return of(entries[index]); }
+  METHOD vu32 added_to(vu32 x) const {
+    // The quotient is right or one too small.
+    u32 quotient = __umulhi(x, reciprocal), others = RANS_SCALE - frequency, sum = quotient * others + x;
+    return (sum - quotient * RANS_SCALE >= frequency ? sum + others : sum) + low;
+  }
+};
+
+// Both in the same memory: the less there is of it, the more warps a multiprocessor has room for.
+union RansSymbols {
+  typedef RansEntry Row[LANES];
+  u16 counts[COUNTED_ROWS * LANES];
+  Row entries[MAX_SYMBOLS];
+
+  template <int N>
+  struct Table {
+    const Row* own;  // from the lane's entry on
+
+    METHOD RansSymbol find(vu32 symbol) const { return RansSymbol::of(own[symbol][0]); }
+  };
+  template <int N>
+  METHOD Table<N> load(const u16* family, vu32 index, vm32 idle) {
+    const u16* cumulative = family + index * TABLE_STRIDE;
+    Row* own = (Row*)&entries[0][lane()];
+    warp_sync();
+    for (u32 s = 0, low = 0; s < N; ++s) {
+      u32 high = idle ? RANS_SCALE : cumulative[s + 1], frequency = high - low;
+      own[s][0] = {low | frequency << 16, frequency ? ~0u / frequency : 0};
+      low = high;
+    }
+    return {own};
+  }
+};
+
+#else
+
+struct RansSymbol {
+  vu32 low, frequency;
+
+  static METHOD RansSymbol gather(const RansEntry* entries, vu32 index) {
+    vu32 interval = gather_u32(&entries->interval, index * (u32)(sizeof(RansEntry) / sizeof(u32)));
+    return {interval & 0xffffu, interval >> 16};
+  }
+  METHOD vu32 added_to(vu32 x) const { return divide(x, frequency) * (RANS_SCALE - frequency) + x + low; }
+};
+
+struct RansSymbols {
+  alignas(128) u16 counts[COUNTED_ROWS * LANES];
+  alignas(128) u16 cumulative[(MAX_SYMBOLS + 1) * LANES];
+
+  template <int N>
+  struct Table {
+    const u16* cumulative;
+
+    METHOD RansSymbol find(vu32 symbol) const {
+      vu16 low, high;
+      interval_of_symbol<N>(cumulative, narrow(symbol), low, high);
+      return {widen(low), widen(high - low)};
+    }
+  };
+  template <int N>
+  METHOD Table<N> load(const u16* family, vu32 index, vm32 idle) {
+    load_tables<N>(cumulative, family, index, idle);
+    return {cumulative};
+  }
+};
+
+#endif
+
 struct RansEncoder {
   u16* position;
   vu32 x;
@@ -101,6 +185,9 @@ struct RansEncoder {
     encoder.x = rider | RANS_START;
     return encoder;
   }
+  METHOD void put(const RansSymbol& symbol) {
+    x = symbol.added_to(push_words(position, (x >> 20) >= symbol.frequency, x));
+  }
   // The mirror of the decoder's `bits`: the lowest `count` bits of the value.
   METHOD void put_bits(vu32 value, vu32 count) {
     vu32 frequency = splat(RANS_SCALE) >> count, shift = RANS_BITS - count;
@@ -108,74 +195,7 @@ struct RansEncoder {
     value = value & ((splat(1) << count) - 1u);
     x = ((x >> shift) << RANS_BITS) + (value << shift) + (x & (frequency - 1u));
   }
-  template <int N>
-  METHOD void put(const u16* cumulative, vu16 symbol) {
-    vu16 low, high;
-    interval_of_symbol<N>(cumulative, symbol, low, high);
-    put(widen(low), widen(high - low));
-  }
-  // A symbol by its lower bound and frequency.
-  METHOD void put(vu32 low, vu32 frequency) {
-    x = push_words(position, (x >> 20) >= frequency, x);
-    vu32 quotient = divide(x, frequency);
-    x = (quotient << RANS_BITS) + (x - quotient * frequency) + low;
-  }
 };
-
-// What an encoder looks up: the lanes' symbols side by side. `load` as `load_tables`, N symbols.
-#if defined(__CUDACC__) || defined(KVZIP_EMULATED)
-
-struct RansSymbols {
-  // 2^32 / frequency, cut off, makes quotients that are right or one too small.
-  struct alignas(8) Symbol {
-    u32 interval, reciprocal;  // lower bound and frequency << 16
-  };
-  Symbol of[MAX_SYMBOLS][LANES];
-
-  struct Coder {
-    const Symbol* own;
-
-    METHOD void put(RansEncoder& encoder, vu32 symbol) const {
-      Symbol found = *(const Symbol*)((const u8*)own + symbol * (u32)sizeof of[0]);
-      u32 frequency = found.interval >> 16;
-      u32 x = push_words(encoder.position, (encoder.x >> 20) >= frequency, encoder.x);
-      u32 quotient = __umulhi(x, found.reciprocal);
-      quotient += x - quotient * frequency >= frequency ? 1 : 0;
-      encoder.x = quotient * (RANS_SCALE - frequency) + x + (found.interval & 0xffffu);
-    }
-  };
-  template <int N>
-  METHOD Coder load(const u16* family, vu32 index, vm32 idle) {
-    const u16* counts = family + index * TABLE_STRIDE;
-    Symbol* own = &of[0][lane()];
-    for (u32 s = 0, low = 0; s < N; ++s) {
-      u32 high = idle ? RANS_SCALE : counts[s + 1], frequency = high - low;
-      own[s * LANES] = {low | frequency << 16, frequency ? ~0u / frequency : 0};
-      low = high;
-    }
-    return {own};
-  }
-};
-
-#else
-
-struct RansSymbols {
-  alignas(128) u16 cumulative[(MAX_SYMBOLS + 1) * LANES];
-
-  template <int N>
-  struct Coder {
-    const u16* cumulative;
-
-    METHOD void put(RansEncoder& encoder, vu32 symbol) const { encoder.template put<N>(cumulative, narrow(symbol)); }
-  };
-  template <int N>
-  METHOD Coder<N> load(const u16* family, vu32 index, vm32 idle) {
-    load_tables<N>(cumulative, family, index, idle);
-    return {cumulative};
-  }
-};
-
-#endif
 
 // The table for the symbols counted in histogram [32][32]: from the integer moments, then the cheapest of its eight
 // neighbours and itself (the first of equals). `costs` [TABLES][32] are 1/256 bits a symbol; `variances` [63] the thresholds

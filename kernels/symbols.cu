@@ -53,11 +53,12 @@ FN vu32 choose_shared(const u16* histogram, u16* mean, u32 active, u32 alphabet,
 
 // Counts a group's symbols, chooses its tables and loads them.
 template <int N>
-FN void prepare_group(const SymbolBlock& block, u32 group, const SymbolTables& tables, u16* histogram, u16* cumulative) {
+FN RansSymbols::Table<N> prepare_group(const SymbolBlock& block, u32 group, const SymbolTables& tables, RansSymbols* coding) {
   u32 stride = (block.rows + block.counted_rows - 1) / block.counted_rows;
   u32 counted = block.rows ? (block.rows - 1) / stride + 1 : 0;
   u32 active = block.active(group), alphabet = block.alphabet;
   const u8* symbols = block.symbols_of(group);
+  u16 *histogram = coding->counts, *mean = histogram + MAX_SYMBOLS * LANES;
   vm32 idle = lane_ids() >= active;
   for (u32 s = 0; s < MAX_SYMBOLS; ++s) store_u16(histogram + s * LANES, splat16(0));
   auto load = [=](u32 i) { return load_u8(symbols + (u64)i * stride * LANES); };
@@ -66,7 +67,7 @@ FN void prepare_group(const SymbolBlock& block, u32 group, const SymbolTables& t
 
   vu32 table = choose_tables(histogram, counted, alphabet, tables.costs, tables.variances);
   if (block.tables) {
-    vu32 shared = choose_shared(histogram, cumulative, active, alphabet, tables);
+    vu32 shared = choose_shared(histogram, mean, active, alphabet, tables);
     i32 more = (i32)total_cost(histogram, shared, alphabet, tables.costs, idle) -
                (i32)total_cost(histogram, table, alphabet, tables.costs, idle);
     bool shares = more <= (i32)(TABLE_BITS * LANES * 256 / stride);
@@ -74,7 +75,7 @@ FN void prepare_group(const SymbolBlock& block, u32 group, const SymbolTables& t
     store_uniform((u32*)block.tables + group, shares ? first_lane(shared) : OWN_TABLES);
   }
   store_bits((u32*)block.own + (u64)group * TABLE_BITS, table, TABLE_BITS);
-  load_tables<N>(cumulative, tables.family, table, idle);
+  return coding->load<N>(tables.family, table, idle);
 }
 
 // A row of each of `FLIGHTS` groups.
@@ -86,24 +87,25 @@ struct SymbolRows {
 // `FLIGHTS` neighbouring groups of one block at once. Their streams are written backwards from the ends of `words`.
 template <int N, int FLIGHTS>
 FN void encode_symbols(const SymbolBlock& block, u32 group, const SymbolTables& tables, u16* words, u32 word_capacity,
-                       u16* histogram, u16* cumulative) {
+                       RansSymbols* coding) {
   RansEncoder encoders[FLIGHTS];
+  RansSymbols::Table<N> found[FLIGHTS];
   const u8* symbols[FLIGHTS];
   for (int f = 0; f < FLIGHTS; ++f) {
-    prepare_group<N>(block, group + f, tables, histogram, cumulative + f * (N + 1) * LANES);
+    found[f] = prepare_group<N>(block, group + f, tables, coding + f);
     vu32 rider = splat(0);
     if (block.riders) rider = widen(load_u16((const u16*)block.riders + (group + f) * LANES));
     encoders[f] = RansEncoder::make(words + (f + 1) * (u64)word_capacity, rider);
     symbols[f] = block.symbols_of(group + f);
   }
-  auto load = [&](u32 row) {
+  auto load = [&](u64 row) {
     SymbolRows<FLIGHTS> rows;
-    for (int f = 0; f < FLIGHTS; ++f) rows.of[f] = load_u8(symbols[f] + (u64)row * LANES);
+    for (int f = 0; f < FLIGHTS; ++f) rows.of[f] = load_u8(symbols[f] + row * LANES);
     return rows;
   };
   in_turn<BACKWARDS, 4>(block.rows, load, [&](u32, const SymbolRows<FLIGHTS>& rows) {
 #pragma clang loop unroll(full)
-    for (int f = 0; f < FLIGHTS; ++f) encoders[f].template put<N>(cumulative + f * (N + 1) * LANES, rows.of[f]);
+    for (int f = 0; f < FLIGHTS; ++f) encoders[f].put(found[f].find(widen(rows.of[f])));
   });
   for (int f = 0; f < FLIGHTS; ++f) {
     u32* states = (u32*)block.states + (u64)(group + f) * STATE_WORDS;
@@ -114,28 +116,27 @@ FN void encode_symbols(const SymbolBlock& block, u32 group, const SymbolTables& 
 
 template <int FLIGHTS>
 FN void encode_symbols_any(const SymbolBlock& block, u32 group, const SymbolTables& tables, u16* words, u32 word_capacity,
-                           u16* histogram, u16* cumulative) {
+                           RansSymbols* coding) {
   if (block.alphabet <= 4)
-    encode_symbols<4, FLIGHTS>(block, group, tables, words, word_capacity, histogram, cumulative);
+    encode_symbols<4, FLIGHTS>(block, group, tables, words, word_capacity, coding);
   else if (block.alphabet <= 16)
-    encode_symbols<16, FLIGHTS>(block, group, tables, words, word_capacity, histogram, cumulative);
+    encode_symbols<16, FLIGHTS>(block, group, tables, words, word_capacity, coding);
   else
-    encode_symbols<32, FLIGHTS>(block, group, tables, words, word_capacity, histogram, cumulative);
+    encode_symbols<32, FLIGHTS>(block, group, tables, words, word_capacity, coding);
 }
 
 KERNEL(symbols_encode, const SymbolBlock* blocks, const u16* family, const u16* costs, const u32* variances, u16* words,
        u32 groups, u32 word_capacity) {
-  WARP_SHARED(u16, histogram, MAX_SYMBOLS* LANES);
-  WARP_SHARED(u16, cumulative, FLIGHT*(MAX_SYMBOLS + 1) * LANES);
+  WARP_SHARED(RansSymbols, coding, FLIGHT);
   SymbolTables tables = {family, costs, variances};
   FOR_EACH_FLIGHT(warp, flight, groups) {
     const SymbolBlock& block = blocks[warp / groups];
     u32 group = warp % groups;
     u16* mine = words + (u64)warp * word_capacity;
     if (flight == FLIGHT)
-      encode_symbols_any<FLIGHT>(block, group, tables, mine, word_capacity, histogram, cumulative);
+      encode_symbols_any<FLIGHT>(block, group, tables, mine, word_capacity, coding);
     else
-      encode_symbols_any<1>(block, group, tables, mine, word_capacity, histogram, cumulative);
+      encode_symbols_any<1>(block, group, tables, mine, word_capacity, coding);
   }
 }
 

@@ -383,20 +383,21 @@ FN vf32 gather_f32(const float* table, vu32 index, bool neighbours) { return tab
 enum Order : bool { FORWARDS, BACKWARDS };
 template <Order ORDER, u32 AHEAD = 2, class Load, class Work>
 FN void in_turn(u32 count, Load load, Work work) {
-  auto row_of = [=](u32 turn) { return ORDER == BACKWARDS ? count - 1 - turn : turn; };
+  // Of 64 bits, so that all rows of a turn are found from one.
+  auto row_of = [=](u32 turn, u64 i) { return ORDER == BACKWARDS ? (count - 1 - turn) - i : turn + i; };
   decltype(load(0)) loaded[AHEAD], under_way[AHEAD];
   u32 turn = 0;
   if (AHEAD <= count)
-    for (u32 i = 0; i < AHEAD; ++i) loaded[i] = load(row_of(i));
+    for (u32 i = 0; i < AHEAD; ++i) loaded[i] = load(row_of(0, i));
   for (; turn + AHEAD <= count; turn += AHEAD) {
     u32 next = turn + 2 * AHEAD <= count ? turn + AHEAD : turn;
-    for (u32 i = 0; i < AHEAD; ++i) under_way[i] = load(row_of(next + i));
-    for (u32 i = 0; i < AHEAD; ++i) work(row_of(turn + i), loaded[i]);
+    for (u32 i = 0; i < AHEAD; ++i) under_way[i] = load(row_of(next, i));
+    for (u32 i = 0; i < AHEAD; ++i) work(row_of(turn, i), loaded[i]);
     for (u32 i = 0; i < AHEAD; ++i) loaded[i] = under_way[i];
   }
   if constexpr (AHEAD > 1)
 #pragma unroll 1
-    for (; turn < count; ++turn) work(row_of(turn), load(row_of(turn)));
+    for (; turn < count; ++turn) work(row_of(turn, 0), load(row_of(turn, 0)));
 }
 
 // ------------------------------------------------------------------------------------------- half precision
@@ -453,12 +454,6 @@ FN vu16 find_symbol(const u16* cumulative, vu16 slot, vu16& low, vu16& high) {
   low = *(const u16*)(table + at);
   high = *(const u16*)(table + at + ROW);
   return at / ROW;
-}
-// The interval [low, high) of a symbol below N.
-template <int N>
-FN void interval_of_symbol(const u16* cumulative, vu16 symbol, vu16& low, vu16& high) {
-  low = cumulative[symbol * 32 + lane()];
-  high = cumulative[(symbol + 1) * 32 + lane()];
 }
 FN vu32 divide(vu32 a, vu32 b) { return a / b; }
 FN vu32 divide_by(vu32 a, u32 b) { return a / b; }

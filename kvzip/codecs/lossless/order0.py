@@ -147,9 +147,12 @@ def _unpack(block: Block, packed: np.ndarray) -> np.ndarray:
 
 
 def _entries(frequencies: np.ndarray) -> np.ndarray:
-    """What the encoder needs of each byte, uint32 ``[classes, 256]``: its lower bound, its frequency from bit 16 on."""
-    low = np.cumsum(frequencies, axis=1) - frequencies
-    return np.asarray(low | frequencies << 16, np.uint32)
+    """What the encoder needs of each byte (``RansEntry`` of kernels/rans.h), uint32 ``[classes * 256 + 1, 2]``: its
+    lower bound, its frequency from bit 16 on; (2^32 - 1) / frequency. The last entry, for no byte, costs nothing.
+    """
+    low = np.append(np.cumsum(frequencies, axis=1) - frequencies, 0)
+    frequency = np.append(frequencies, SCALE)
+    return np.stack([low | frequency << 16, 0xFFFFFFFF // np.maximum(frequency, 1)], axis=1).astype(np.uint32)
 
 
 def _slots(frequencies: np.ndarray) -> np.ndarray:
