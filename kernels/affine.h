@@ -226,10 +226,10 @@ FN void note_extremes(const Form& form, const ExactTile& tile, u32 start, u32 co
   }
 }
 
-// Finds and stores what N groups from `group` on share, whose extremes so many lanes from `noted` on have. Returns the rows that
-// must be looked after.
+// Finds and stores what N groups from `group` on share, whose extremes so many lanes from `noted` on have; `kept`: the first
+// group whose Affines are kept in `scratch`. Returns whether those of all rows are plain.
 template <u32 N, class Form>
-FN u32 share(const Form& form, const ExactTile& tile, u32 group, u32 first, u32 noted, u32 lanes, AffineScratch* scratch) {
+FN bool share(const Form& form, const ExactTile& tile, u32 group, u32 kept, u32 noted, u32 lanes, AffineScratch* scratch) {
   vf32 low[N], high[N];
   Affine of_rows[N];
   for (u32 n = 0; n < N; ++n)
@@ -237,17 +237,17 @@ FN u32 share(const Form& form, const ExactTile& tile, u32 group, u32 first, u32 
   form.store(tile, group, low, high, of_rows);
   vm32 plain = of_rows[0].plain(low[0], high[0], bottom_level(form), top_level(form));
   for (u32 n = 1; n < N; ++n) plain = plain & of_rows[n].plain(low[n], high[n], bottom_level(form), top_level(form));
-  for (u32 n = 0; n < N && group - first + N <= RowAffines::GROUPS; ++n) scratch->affines.set(group - first + n, of_rows[n]);
-  return ~ballot(plain);
+  for (u32 n = 0; n < N && group - kept + N <= RowAffines::GROUPS; ++n) scratch->affines.set(group - kept + n, of_rows[n]);
+  return all(plain | (vm32)(lane_ids() >= tile.coded()));
 }
-// Finds and stores what the groups from channel `start` to `stop` share. Returns the rows that must be looked after; `affines`
-// are those of the first groups.
+// Finds and stores what the groups from channel `start` to `stop` share. Returns whether all is plain; `affines` are those of
+// the first groups.
 template <class Form>
-FN u32 find_groups(const Form& form, const ExactTile& tile, u32 start, u32 stop, AffineScratch* scratch) {
+FN bool find_groups(const Form& form, const ExactTile& tile, u32 start, u32 stop, AffineScratch* scratch) {
   typedef typename Form::E E;
-  u32 width = form.width(), singly = 0;
-  u32 first = start + width < stop ? width : stop - start;
-  bool together = RowExtremes::together(width) && Strip<E>::at(form.plane, start, first).whole;
+  bool plain = true;
+  u32 width = form.width(), first_width = start + width < stop ? width : stop - start;
+  bool together = RowExtremes::together(width) && Strip<E>::at(form.plane, start, first_width).whole;
   u32 step = together ? STRIP : width;
   for (u32 c = start; c < stop; c += step) {
     u32 count = step < stop - c ? step : stop - c;
@@ -256,12 +256,12 @@ FN u32 find_groups(const Form& form, const ExactTile& tile, u32 start, u32 stop,
     u32 group = c / width, past = group + (count + width - 1) / width, first = start / width;
     // Lanes without channels have noted what the last group has.
     for (u32 lanes = width / PACK; together && form.side_by_side() && group + Form::AT_ONCE <= past; group += Form::AT_ONCE)
-      singly |= share<Form::AT_ONCE>(form, tile, group, first, (group - c / width) * lanes, lanes, scratch);
+      plain &= share<Form::AT_ONCE>(form, tile, group, first, (group - c / width) * lanes, lanes, scratch);
     for (u32 lanes = together ? width / PACK : LANES; group < past; ++group)
-      singly |= share<1>(form, tile, group, first, (group - c / width) * lanes, lanes, scratch);
+      plain &= share<1>(form, tile, group, first, (group - c / width) * lanes, lanes, scratch);
     warp_sync();
   }
-  return singly;
+  return plain;
 }
 
 template <class Form, bool PACKED>
@@ -284,28 +284,28 @@ FN void encode_row(const Form& form, const ExactTile& tile, const Strip<typename
   if (row < tile.coded()) codes.store(token, codes.rows.row(token), found);
 }
 
-// `singly`: rows to be looked after; if there is one, all are. `shared`: whether the affines are those of the strip's groups.
+// `plain`: whether no row has to be looked after by itself. `shared`: whether the affines are those of the strip's groups.
 template <class Form, bool PACKED>
-FN void encode_strip(const Form& form, const ExactTile& tile, u32 start, u32 stop, u32 singly, bool shared,
+FN void encode_strip(const Form& form, const ExactTile& tile, u32 start, u32 stop, bool plain, bool shared,
                      RowAffines* affines, TileLoss& loss) {
   typedef typename Form::E E;
   constexpr u32 AT_ONCE = rows_at_once<E>(Form::LOW ? 2 : 4);
   Strip<E> strip = Strip<E>::at(form.plane, start, stop - start);
   auto codes = StripCodes<Form, PACKED>::make(form, start);
   auto groups = StripGroups<E>::make(strip, start, stop, form.width());
-  if (!strip.whole || groups.count > RowAffines::GROUPS) singly = ~0u;
-  if (!shared && !singly) {
+  plain = plain && strip.whole && groups.count <= RowAffines::GROUPS;
+  if (!shared && plain) {
     for (u32 g = 0; g < groups.count; ++g)
       affines->set(g, form.shared().template at<false>(tile.start, lane_ids() * form.groups() + (groups.first + g)));
     warp_sync();
   }
   vu32 own = groups.own - groups.first;
   StripLoss sums = StripLoss::zero();
-  for (u32 i = 0; singly && i < tile.tokens(); ++i) encode_row(form, tile, strip, codes, groups, i, sums);
+  for (u32 i = 0; !plain && i < tile.tokens(); ++i) encode_row(form, tile, strip, codes, groups, i, sums);
   const u8* from = strip.row(tile.start);
   u8* p = codes.rows.row(tile.start);
 #pragma clang loop unroll(disable)
-  for (u32 i = 0; !singly && i < EXACT_TILE; i += AT_ONCE) {
+  for (u32 i = 0; plain && i < EXACT_TILE; i += AT_ONCE) {
     typename Strip<E>::Loaded rows[AT_ONCE];
     from = strip.load(from, rows);
     for (u32 r = 0; r < AT_ONCE; ++r, p += codes.rows.stride) {
@@ -327,11 +327,10 @@ FN void encode_groups(const Form& form, const ExactTile& tile, AffineScratch* sc
   bool shared = step <= STRIP || step <= width;
   for (u32 start = 0; start < channels; start += step) {
     u32 stop = step < channels - start ? start + step : channels;
-    u32 singly = tile.all_kept();
-    if (tile.coded()) singly |= find_groups(form, tile, start, stop, scratch);
+    bool plain = tile.coded() && find_groups(form, tile, start, stop, scratch) && !tile.all_kept();
     for (u32 s = start; s < stop; s += STRIP) {
       u32 past = stop - s < STRIP ? stop : s + STRIP;
-      encode_strip<Form, PACKED>(form, tile, s, past, singly, shared, &scratch->affines, loss);
+      encode_strip<Form, PACKED>(form, tile, s, past, plain, shared, &scratch->affines, loss);
     }
   }
 }

@@ -325,7 +325,7 @@ FN u32 cachegen_decode_groups(const Plane& plane, const CacheGenBlock& block, u3
   const u32* token_words = (const u32*)block.token_words;
   // Out of the block once: the compiler has to suppose that decoded values overwrite it.
   u32 middle = block.levels, raw_bits = block.raw_bits;
-  Divisor levels = Divisor::make(splatf((float)middle));
+  Steps steps = Steps::make((float)middle);
   u32 at = 0, coded_rows = 0, exact_rows = 0, rider = ~0u;
   for (u32 start = 0; start < plane.tokens; start += TILE) {
     u32 stop = start + TILE < plane.tokens ? start + TILE : plane.tokens;
@@ -355,8 +355,7 @@ FN u32 cachegen_decode_groups(const Plane& plane, const CacheGenBlock& block, u3
           const u32* raw = (const u32*)block.raw + ((u64)coded_rows * groups + group + f) * raw_bits;
           symbol = symbol << raw_bits | load_bits(raw, raw_bits);
         }
-        vf32 x = levels.divide(int_to_float(symbol - middle)) * top;
-        columns[f].template store<WHOLE>(t, E::from_number(x));
+        columns[f].template store<WHOLE>(t, E::from_number(steps.number(symbol - middle, top)));
       }
       ++coded_rows;
     }

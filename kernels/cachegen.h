@@ -34,6 +34,14 @@ FN Tile read_tile(const u32* words, u32 word_count, u32& at) {
   return tile;
 }
 
+// What decoders make of steps from the middle, signed ones, where so many reach a token's largest magnitude.
+struct Steps {
+  Divisor levels;
+
+  static METHOD Steps make(float levels) { return {Divisor::make(splatf(levels))}; }
+  METHOD vf32 number(vu32 steps, float top) const { return levels.divide(int_to_float(steps)) * top; }
+};
+
 // What quantizes a token. Of one of zeros all is 0, and so are its symbols.
 struct alignas(16) TokenScale {
   float factor, offset;  // x * factor + offset is what rounds to the symbol of x

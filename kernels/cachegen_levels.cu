@@ -15,11 +15,11 @@ struct Refinements {
   u32 count;
 };
 
-// M of the finest.
-FN Divisor finest_levels(const Refinements& refinements) {
+// Those of the finest M.
+FN Steps finest_steps(const Refinements& refinements) {
   float levels = (float)refinements.levels;
   for (u32 i = 0; i < refinements.count; ++i) levels *= 3.f;
-  return Divisor::make(splatf(levels));
+  return Steps::make(levels);
 }
 
 // Steps from the middle, of level M, as a signed number.
@@ -29,7 +29,7 @@ FN vu32 steps_from_middle(vf32 x, float levels, float top) { return round_to_int
 template <class E, bool WHOLE>
 FN void refine_encode(const Plane& plane, const Refinements& to, u32 group, u32 groups, const Column<E>& column,
                       const TokenScale* scales, const u32* exact, float* errors) {
-  Divisor finest = finest_levels(to);
+  Steps finest = finest_steps(to);
   GroupLoss loss = GroupLoss::zero();
   for (u32 row = 0; row * DIGITS < plane.tokens; ++row) {
     u32 first = row * DIGITS, stop = first + DIGITS < plane.tokens ? first + DIGITS : plane.tokens, weight = 1;
@@ -54,7 +54,7 @@ FN void refine_encode(const Plane& plane, const Refinements& to, u32 group, u32 
           k = k * 3u + digit - 1u;
           packed[i] = packed[i] + digit * weight;
         }
-        restored = E::nearest(finest.divide(int_to_float(k)) * scale.top);
+        restored = E::nearest(finest.number(k, scale.top));
       }
       loss.add(x, restored - x);
     }
@@ -88,7 +88,7 @@ FOR_ELEMENT_TYPES(CACHEGEN_REFINE_ENCODE)
 template <class E, bool WHOLE>
 FN void refine(const Plane& plane, const Refinements& by, u32 group, u32 groups, const Column<E>& column,
                const float* maxima, const u32* exact) {
-  Divisor finest = finest_levels(by);
+  Steps finest = finest_steps(by);
   for (u32 row = 0; row * DIGITS < plane.tokens; ++row) {
     u32 first = row * DIGITS, stop = first + DIGITS < plane.tokens ? first + DIGITS : plane.tokens;
     vu32 packed[MAX_REFINEMENTS] = {splat(0), splat(0)};
@@ -109,7 +109,7 @@ FN void refine(const Plane& plane, const Refinements& by, u32 group, u32 groups,
         k = k * 3u + (packed[i] - rest * 3u) - 1u;
         packed[i] = rest;
       }
-      if (!kept) column.template store<WHOLE>(t, E::from_number(finest.divide(int_to_float(k)) * top));
+      if (!kept) column.template store<WHOLE>(t, E::from_number(finest.number(k, top)));
     }
   }
 }

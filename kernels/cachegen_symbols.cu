@@ -117,7 +117,7 @@ FN u32 read_tokens(const Plane& plane, const TokenSection& section, float* maxim
 FOR_ELEMENT_TYPES(CACHEGEN_TOKENS)
 
 template <class E, bool WHOLE>
-FN void dequantize_strip(const Strip<E>& strip, u32 start, u32 stop, u32 levels, const Divisor& divisor, const float* tops,
+FN void dequantize_strip(const Strip<E>& strip, u32 start, u32 stop, u32 levels, const Steps& steps, const float* tops,
                          const u8* symbols, u64 stride) {
   constexpr u32 AT_ONCE = WHOLE ? ROWS : 1;
   for (u32 first = start; first < stop; first += AT_ONCE) {
@@ -127,7 +127,7 @@ FN void dequantize_strip(const Strip<E>& strip, u32 start, u32 stop, u32 levels,
     for (u32 r = 0; r < AT_ONCE && first + r < stop; ++r) {
       Pack<vu32> codes = strip.bytes(loaded[r]);
       Pack<vf32> x;
-      for (int i = 0; i < PACK; ++i) x.v[i] = divisor.divide(int_to_float(codes.v[i] - levels)) * tops[first + r];
+      for (int i = 0; i < PACK; ++i) x.v[i] = steps.number(codes.v[i] - levels, tops[first + r]);
       strip.template store<WHOLE>(first + r, nearest_row<E>(x));
     }
   }
@@ -140,14 +140,14 @@ FN void dequantize_tile(const Plane& plane, const TokenSection& section, u32 ind
   ExactTokens kept = {(u64)exact, section.rows, plane.tokens, section.row_count};
   decode_tile<E>(plane, kept, index, [&](const ExactTile& tile) {
     u64 stride = symbol_stride(plane);
-    Divisor divisor = Divisor::make(splatf((float)levels));
+    Steps steps = Steps::make((float)levels);
     for (u32 s = 0; s < strips_of(plane); ++s) {
       Strip<E> strip = Strip<E>::make(plane, s);
       const u8* of_strip = symbols + s * STRIP;
       if (strip.whole)
-        dequantize_strip<E, true>(strip, tile.start, tile.stop, levels, divisor, tops, of_strip, stride);
+        dequantize_strip<E, true>(strip, tile.start, tile.stop, levels, steps, tops, of_strip, stride);
       else
-        dequantize_strip<E, false>(strip, tile.start, tile.stop, levels, divisor, tops, of_strip, stride);
+        dequantize_strip<E, false>(strip, tile.start, tile.stop, levels, steps, tops, of_strip, stride);
     }
     return (u32)OK;
   });

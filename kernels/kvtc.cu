@@ -172,10 +172,11 @@ FN void kvtc_forward(const Plane& plane, const KvtcPlane& side, const KvtcRun& r
   vf32 top;
 #define FORWARD(T) top = kvtc_forward_run<T>(side, run, turned, rows)
   FOR_TURN(turned.turn, FORWARD)
+#undef FORWARD
   if (side.too_large(top)) mark_large(side, run, rows, large);
 }
 
-// One warp a run of 32 channels. `large`: u32 [planes][runs][groups][KVTC_RUN / KVTC_TILE].
+// One warp a KvtcRun. `large`: u32 [planes][runs][groups][KVTC_RUN / KVTC_TILE].
 #define KVTC_FORWARD(suffix, E)                                                                                        \
   KERNEL(kvtc_forward_##suffix, const Plane* planes, const KvtcPlane* sides, u32* large, u32 groups, u32 runs) {        \
     FOR_EACH_WARP(warp) {                                                                                              \
@@ -212,6 +213,7 @@ FN void kvtc_inverse(const Plane& plane, const KvtcPlane& side, const KvtcRun& r
   TurnedStrip<Fp32> rows = TurnedStrip<Fp32>::make(side.rows, side.angles(), run.strip, strip.whole);
 #define INVERSE(T) kvtc_inverse_run<T>(side, run, rows, strip)
   FOR_TURN(rows.turn, INVERSE)
+#undef INVERSE
 }
 
 // A token in the plane and in the coefficient rows.
@@ -245,19 +247,23 @@ FN StripLoss kvtc_errors_run(const KvtcPlane& side, const KvtcRun& run, const Tu
   return loss;
 }
 
+// Of 128 channels on either side of warp.h, so that sums are the same: a warp takes several strips where they are narrower.
 template <class E>
-FN void kvtc_errors(const Plane& plane, const KvtcPlane& side, const KvtcRun& run, float* errors) {
+FN void kvtc_errors(const Plane& plane, const KvtcPlane& side, KvtcRun run, float* errors) {
+  constexpr u32 TOGETHER = 4 / PACK;
   TileLoss loss = TileLoss::zero();
-  if (run.tokens) {
+  u32 stop = run.tokens && run.strip % TOGETHER == 0 ? run.strip + TOGETHER : run.strip;
+  for (; run.strip < stop && run.strip * STRIP < plane.heads * plane.head_dim; ++run.strip) {
     Strip<E> strip = Strip<E>::make(plane, run.strip);
     TurnedStrip<Fp32> rows = TurnedStrip<Fp32>::make(side.rows, side.angles(), run.strip, strip.whole);
 #define ERRORS(T) loss.add(strip, kvtc_errors_run<T>(side, run, rows, strip))
     FOR_TURN(rows.turn, ERRORS)
+#undef ERRORS
   }
   loss.store(errors);
 }
 
-// Errors: squared error, energy, largest error of each run of 32 channels.
+// One warp a KvtcRun. Errors: squared error, energy, largest error; 0 of warps that have none.
 #define KVTC_INVERSE(suffix, E)                                                                                        \
   KERNEL(kvtc_inverse_##suffix, const Plane* planes, const KvtcPlane* sides, u32 groups, u32 runs) {                   \
     FOR_EACH_WARP(warp) {                                                                                              \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -77,13 +78,18 @@ def on_host(device: Device, encoded: Encoded) -> dict[str, np.ndarray]:
 
 def encode(codec: Codec, batch: Batch, device: Device) -> list[dict[str, np.ndarray]]:
     """The sections of every block, on the host, within the codec's own bound."""
+    return _encode(codec, batch, device)[0]
+
+
+def _encode(codec: Codec, batch: Batch, device: Device) -> tuple[list[dict[str, np.ndarray]], list[Any]]:
+    """Sections, and the errors that are recorded."""
     encoded = codec.encode(Batch(batch.blocks, [device.to_device(array) for array in batch.arrays]), device)
     assert len(encoded) == len(batch.blocks)
     results = [on_host(device, one) for one in encoded]
     for block, sections in zip(batch.blocks, results, strict=True):
         assert sum(section.nbytes for section in sections.values()) <= codec.bound(block)
         assert all(section.dtype == np.uint8 for section in sections.values())
-    return results
+    return results, [list(one.errors) for one in encoded]
 
 
 def decode(codec: Codec, batch: Batch, sections: list[dict[str, np.ndarray]], device: Device) -> list[np.ndarray]:
@@ -111,9 +117,10 @@ def _to_host(array: Array, dtype: np.dtype, device: Device) -> np.ndarray:
 
 
 def check_same_bytes(codec: Codec, batch: Batch, device: Device, reference: Device) -> list[dict[str, np.ndarray]]:
-    """The sections are the same on both devices, and what each decodes from them is the same; returns the sections."""
+    """Sections, recorded errors and what is decoded are the same on both devices; returns the sections."""
     codec = bind(codec, batch)
-    sections, expected = encode(codec, batch, device), encode(codec, batch, reference)
+    (sections, errors), (expected, expected_errors) = (_encode(codec, batch, on) for on in (device, reference))
+    assert repr(errors) == repr(expected_errors)
     for one, other in zip(sections, expected, strict=True):
         assert list(one) == list(other)
         for tag in one:

@@ -32,8 +32,8 @@ PREDICTED = "sm_90"
 LOAD, L2, L1, LDS, SHFL = 600, 260, 35, 30, 25
 """Cycles until a number is there that a warp has asked for: of memory that no cache holds, of the caches, of shared
 memory, of another lane. A loop that asks for a row, and for the next one when that is done, pays them in each turn.
-Where the next n rows are under way meanwhile (``in_turn``), a turn takes an n-th of the first, or the others if they
-are longer.
+Where the next n rows are under way meanwhile (``in_turn`` and its like), a turn takes an n-th of the first, or the
+others if they are longer.
 """
 
 
@@ -215,6 +215,23 @@ HOT_LOOPS = (
 )
 # fmt: on
 
+BUS = 50e9
+"""Bytes a second each way, of PCIe 5 x16."""
+ROADS = (
+    ("cachegen, encode", ("cachegen_tiles_bf16", "cachegen_encode_bf16"), 1, CODED / 2),
+    ("cachegen, decode", ("cachegen_decode_bf16",), CODED / 2, 1),
+    ("kivi with 2 bits, encode keys", ("kivi_encode_keys2_bf16",), 1, 1 / 8 + SHARED_NUMBERS / 2),
+    ("lossless, encode", ("lossless_tiles_16", "lossless_encode_16"), 1, FLOATS / 2),
+    ("lossless, decode", ("lossless_decode_16",), FLOATS / 2, 1),
+    (
+        "kvtc, encode",
+        ("kvtc_tokens_bf16", "kvtc_variance_bf16", "kvtc_forward_bf16", "kvtc_encode", "kvtc_errors_bf16"),
+        1, KVTC / 2,
+    ),
+    ("kvtc, decode", ("kvtc_decode", "kvtc_inverse_bf16"), KVTC / 2, 1),
+)  # fmt: skip
+"""What runs for a window, and how many bytes for each of the cache's go up to the GPU and down."""
+
 NOT_HOT = {
     "copy_runs": "moves what is coded once more, a sixth of the cache",
     "range_gather": "moves what is coded once more, a sixth of the cache",
@@ -238,6 +255,7 @@ def main() -> None:
         }
         compiled = {key: job.result() for key, job in jobs.items()}
     tables = "\n".join([*resources(compiled), "", *predictions(compiled)])
+    tables = "\n".join([tables, "", *windows(_rates(tables))])
     text = DOCUMENT.read_text(encoding="utf-8")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
@@ -321,12 +339,25 @@ class _Estimate:
         )
 
 
+def windows(rates: dict[str, float]) -> Iterator[str]:
+    yield f"### What a window of {BATCH >> 20} MiB takes from host memory to host memory"
+    yield ""
+    yield "| ms | up | kernels | down | one after the other | overlapped |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    for name, kernels, up, down in ROADS:
+        parts = up * BATCH / BUS, sum(BATCH / rates[kernel] / 1e9 for kernel in kernels), down * BATCH / BUS
+        whole = (f"{each * 1e3:.1f}, {BATCH / each / 1e9:.0f} GB/s" for each in (sum(parts), max(parts)))
+        yield f"| {' | '.join([name, *(f'{each * 1e3:.1f}' for each in parts), *whole])} |"
+
+
 def predicted() -> dict[str, float]:
     """GB/s of cache by kernel, as the document has them; the parts of a kernel follow each other."""
+    return _rates(DOCUMENT.read_text(encoding="utf-8"))
+
+
+def _rates(tables: str) -> dict[str, float]:
     seconds: dict[str, float] = defaultdict(float)
-    for row in re.finditer(
-        r"^\| (\w+), [^|]+ \|.*\| \*\*(\d+)\*\* \|$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE
-    ):
+    for row in re.finditer(r"^\| (\w+), [^|]+ \|.*\| \*\*(\d+)\*\* \|$", tables, re.MULTILINE):
         seconds[row[1]] += 1 / int(row[2])
     return {kernel: 1 / each for kernel, each in seconds.items()}
 

@@ -132,7 +132,7 @@ def _check_options(file_format: str, **given: object) -> None:
     for name, value in given.items():
         if value is not None and file_format not in OPTIONS[name]:
             raise UsageError(
-                f"{file_format} files have no {name}: that goes with {' and '.join(OPTIONS[name])}",
+                f"{file_format} files have no {name}: that goes with {', '.join(OPTIONS[name])}",
                 code="lmcache-option",
             )
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 TILE = 32
 RUN = 4 * TILE
-"""Tokens of 32 channels that a warp has: ``KVTC_RUN`` of kernels/kvtc.cu."""
+"""Tokens that a warp has of some channels: ``KVTC_RUN`` of kernels/kvtc.cu."""
 
 SIDE = np.dtype(
     [("rows", PLANE)]
