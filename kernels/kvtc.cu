@@ -252,8 +252,9 @@ template <class E>
 FN void kvtc_errors(const Plane& plane, const KvtcPlane& side, KvtcRun run, float* errors) {
   constexpr u32 TOGETHER = 4 / PACK;
   TileLoss loss = TileLoss::zero();
-  u32 stop = run.tokens && run.strip % TOGETHER == 0 ? run.strip + TOGETHER : run.strip;
-  for (; run.strip < stop && run.strip * STRIP < plane.heads * plane.head_dim; ++run.strip) {
+  if (run.strip % TOGETHER) run.tokens = 0;
+  for (u32 i = 0; i < TOGETHER; ++i, ++run.strip) {
+    if (!run.tokens || run.strip * STRIP >= plane.heads * plane.head_dim) break;
     Strip<E> strip = Strip<E>::make(plane, run.strip);
     TurnedStrip<Fp32> rows = TurnedStrip<Fp32>::make(side.rows, side.angles(), run.strip, strip.whole);
 #define ERRORS(T) loss.add(strip, kvtc_errors_run<T>(side, run, rows, strip))
