@@ -26,10 +26,10 @@ def tensors(factor: float = 1.0) -> dict[str, np.ndarray]:
     return {f"layers.{i}.{kind}": np.float32(rng.standard_normal((2, 70, 32)) * factor) for i, kind in kinds}
 
 
-def check(given: dict[str, np.ndarray], spec: str, device: Device) -> None:
+def check(given: dict[str, np.ndarray], spec: str, device: Device, block_tokens: int = 1024) -> None:
     """Recorded and real errors agree, as far as sums in single precision can; what is infinite is so in both."""
     file = io.BytesIO()
-    report = kvzip.compress(given, file, codec=spec, layout="per-layer", device=device)
+    report = kvzip.compress(given, file, codec=spec, layout="per-layer", device=device, block_tokens=block_tokens)
     restored = kvzip.decompress(file.getvalue(), device=device)
     assert len(report.errors) == len(given)
     for found in report.errors:
@@ -54,6 +54,11 @@ def test_numbers_of_any_size_have_their_errors_recorded(spec: str, kind: str, cp
 def test_uncounted_errors_are_measured_on_every_device(device: Device) -> None:
     for spec in ("int8", "kvtc"):
         check(tensors(KINDS["tiny"]), spec, device)
+
+
+def test_tiny_numbers_of_blocks_that_are_kept_whole_count(cpu: Device) -> None:
+    """They have no error, but energy, which the relative error of the plane is a part of."""
+    check(tensors(1e-30), "kivi:bits=2,residual=38", cpu, block_tokens=32)
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -81,7 +81,7 @@ def _measure_uncounted(batch: Batch, results: Sequence[Encoded], codec: Codec, d
     arrays = iter(batch.arrays)
     for block, encoded in zip(batch.blocks, results, strict=True):
         originals = [next(arrays) for _ in block.planes]
-        if all(_is_counted(error, array.size) for error, array in zip(encoded.errors, originals, strict=False)):
+        if all(_is_counted(error, array) for error, array in zip(encoded.errors, originals, strict=False)):
             continue
         restored = [device.xp.empty(array.shape, array.dtype) for array in originals]
         sections = {tag: padded(section, device) for tag, section in encoded.sections.items()}
@@ -92,9 +92,9 @@ def _measure_uncounted(batch: Batch, results: Sequence[Encoded], codec: Codec, d
         ]
 
 
-def _is_counted(error: Errors, numbers: int) -> bool:
+def _is_counted(error: Errors, original: Array) -> bool:
     finite = math.isfinite(error.squared_error + error.energy + error.max_abs)
-    return finite and (error.energy >= TINY * numbers or not error.max_abs)
+    return finite and (error.energy >= TINY * original.size or not (error.max_abs or original.any()))
 
 
 def load_frames(frames: Sequence[Frame], device: Device) -> Callable[[], list[Frame]]:
