@@ -100,8 +100,9 @@ struct StripSum {
 
 // ------------------------------------------------------------------------------------------- element types
 // Each type knows its raw bits and how to come from and go to float32. ABS masks off the sign; magnitudes from INFINITE on
-// are no numbers, those below TINY (2^-110) have reciprocals near the end of float32. `from_exact` is for numbers that need
-// no rounding. Of what is not NaN: `number` is `to_float`, `from_number` is `from_float`, and `nearest` is both.
+// are no numbers. Those below TINY have reciprocals near the end of float32 (2^-110); or, of float16 (2^-19), so few units that
+// a quantizer's steps do not show in rounded numbers. `from_exact` is for numbers that need no rounding. Of what is not NaN:
+// `number` is `to_float`, `from_number` is `from_float`, and `nearest` is both.
 
 struct Bf16 {
   typedef u16 raw;
@@ -123,7 +124,7 @@ struct Bf16 {
 struct Fp16 {
   typedef u16 raw;
   typedef vu16 vraw;
-  enum : u32 { ABS = 0x7fff, INFINITE = 0x7c00, TINY = 0 };
+  enum : u32 { ABS = 0x7fff, INFINITE = 0x7c00, TINY = 0x20 };
   static METHOD vu16 narrowed(vu32 b) { return narrow(b); }
   static METHOD vf32 to_float(vu16 b) { return half_to_float(b); }
   static METHOD vu16 from_float(vf32 f) { return float_to_half(f); }

@@ -212,3 +212,11 @@ def test_on_a_steady_link_the_rule_is_the_best_constant_level(
     in_time = [level for level in range(3) if sizes[:, level].sum() / speeds[0] <= deadline * (1 - 1e-9)]
     assert min(result.levels) >= (max(in_time) if in_time else 0)
     assert result.seconds <= max(deadline * (1 + 1e-9), sizes[:, 0].sum() / speeds[0] * (1 + 1e-9))
+
+
+@pytest.mark.parametrize("levels", [2, 3])
+def test_the_smallest_halves_keep_their_errors_true(levels: int, device: Device) -> None:
+    """Promise: where float16 has fewer units than a quantizer has steps, no coarse symbol is guessed from them."""
+    units = np.array([1, 5, 10, 14, 20, 31, 32, 40, 100])[:, None, None] * np.linspace(-1, 1, 23)
+    array = (np.rint(units) * 2.0**-24).astype(np.float16)
+    codecs.check_errors(CacheGen(levels=levels, sinks=0), codecs.batch_of([array, array]), device)
