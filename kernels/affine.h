@@ -76,7 +76,7 @@ FN constexpr u32 rows_at_once(u32 of_halves) {
 //   shared()          what its groups share. at<ONE>(token, i): the Affine of group i of the tokens from this one on, lane by
 //                     lane; ONE: the same in all lanes
 //   store(...)        makes the Affines of neighbouring groups from the extremes of a tile's rows and stores them
-//   AT_ONCE           how many, where they share a strip and side_by_side() says that they can be stored so
+//   AT_ONCE           how many, where they share a strip and side_by_side(), asked if it is more than one, allows it
 
 // Where codes are.
 struct CodeMemory {
@@ -255,8 +255,9 @@ FN bool find_groups(const Form& form, const ExactTile& tile, u32 start, u32 stop
     warp_sync();
     u32 group = c / width, past = group + (count + width - 1) / width, first = start / width;
     // Lanes without channels have noted what the last group has.
-    for (u32 lanes = width / PACK; together && form.side_by_side() && group + Form::AT_ONCE <= past; group += Form::AT_ONCE)
-      plain &= share<Form::AT_ONCE>(form, tile, group, first, (group - c / width) * lanes, lanes, scratch);
+    if constexpr (Form::AT_ONCE > 1)
+      for (u32 lanes = width / PACK; together && form.side_by_side() && group + Form::AT_ONCE <= past; group += Form::AT_ONCE)
+        plain &= share<Form::AT_ONCE>(form, tile, group, first, (group - c / width) * lanes, lanes, scratch);
     for (u32 lanes = together ? width / PACK : LANES; group < past; ++group)
       plain &= share<1>(form, tile, group, first, (group - c / width) * lanes, lanes, scratch);
     warp_sync();

@@ -234,7 +234,8 @@ FN void cachegen_encode_groups(const Plane& plane, const CacheGenBlock& block, u
     quantizer.run(plane.tokens, part.exact);
     quantizer.loss.store(part.errors);
     rows = quantizer.rows;
-    vu32 table = choose_tables(part.coding->counts, quantizer.counted(), block.symbols, costs + family * MAX_SYMBOLS, variances);
+    vu32 table = choose_tables(part.coding->counts, quantizer.counted(), block.symbols, costs + family * MAX_SYMBOLS,
+                               variances);
     tables[f] = part.coding->template load<N>(families + family * TABLE_STRIDE, table, columns[f].idle());
     store_bits((u32*)block.tables + (u64)(group + f) * TABLE_BITS, table, TABLE_BITS);
     encoders[f] = RansEncoder::make(part.words_end, quantizer.rider);

@@ -68,8 +68,6 @@ struct GroupLoss {
   METHOD void add(vf32 x, vf32 difference) { of_lane.add(0, x, difference); }
   METHOD void add_kept(vf32 x) { of_lane.add_kept(0, x); }
   METHOD void store(float* sums) const {
-    store_uniform(sums, first_lane(warp_sum(of_lane.squared.v[0])));
-    store_uniform(sums + 1, first_lane(warp_sum(of_lane.energy.v[0])));
-    store_uniform(sums + 2, first_lane(warp_max(of_lane.worst)));
+    store_loss(sums, warp_sum(of_lane.squared.v[0]), warp_sum(of_lane.energy.v[0]), of_lane.worst);
   }
 };

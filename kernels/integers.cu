@@ -37,7 +37,8 @@ template <class E_, u32 BITS_>
 struct IntegerForm {
   typedef E_ E;
   // Scales from 2^(128 - BITS) on would overflow. What is encoded is below 2^126 and has far smaller ones.
-  enum : u32 { BITS = BITS_, HALF = 1 << (BITS - 1), LOW = BITS > 5 ? BITS - 5 : 0, AT_ONCE = 1, SCALE_LIMIT = (255 - BITS) << 7 };
+  enum : u32 { BITS = BITS_, HALF = 1 << (BITS - 1), LOW = BITS > 5 ? BITS - 5 : 0, SCALE_LIMIT = (255 - BITS) << 7 };
+  enum : u32 { AT_ONCE = 1 };
   enum : u32 { SMALLEST = 1 << 7 };  // of the scales that encoders write, but for 0: the least whose reciprocal is finite
   const Plane& plane;
   const IntegerBlock& block;
@@ -49,7 +50,6 @@ struct IntegerForm {
   }
   METHOD u32 width() const { return plane.head_dim; }
   METHOD u32 groups() const { return plane.heads; }
-  METHOD bool side_by_side() const { return true; }
   METHOD IntegerShared<E> shared() const {
     return {(u16*)block.scales, (typename E::raw*)block.minima, plane.heads, symmetric};
   }

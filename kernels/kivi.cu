@@ -230,7 +230,7 @@ struct KiviValues {
   METHOD u32 width() const { return LANES; }
   METHOD u32 groups() const { return count; }
   METHOD u32 zero() const { return 0; }
-  METHOD bool side_by_side() const { return halves_aligned((u64)scales | (u64)minima, count); }
+  METHOD bool side_by_side() const { return ((u64)scales | (u64)minima) % 8 == 0 && count % AT_ONCE == 0; }
   METHOD KiviShared shared() const { return {scales, minima, count}; }
   template <u32 N>
   METHOD void store(const ExactTile& tile, u32 index, const vf32 (&low)[N], const vf32 (&high)[N], Affine (&affines)[N]) const {

@@ -6,13 +6,6 @@ constexpr u32 KVTC_TILE = 32;  // tokens whose exact ones are a word of the mask
 
 #if defined(__CUDACC__) || defined(KVZIP_EMULATED)
 
-// An address of which the compiler knows nothing: else it adds up all that it is made of anew for each row.
-template <class T>
-FN T* settled(u64 address) {
-  asm("" : "+l"(address));
-  return (T*)address;
-}
-
 // 32 columns of rows of floats. Lanes beyond the `active` first always read the word at `idle`, and store nothing.
 struct ColumnRows {
   u8* base;

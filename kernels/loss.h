@@ -30,6 +30,13 @@ struct StripLoss {
   }
 };
 
+// `squared` and `energy` of all lanes, in the first one.
+FN void store_loss(float* sums, vf32 squared, vf32 energy, vf32 worst) {
+  store_uniform(sums, first_lane(squared));
+  store_uniform(sums + 1, first_lane(energy));
+  store_uniform(sums + 2, first_lane(warp_max(worst)));
+}
+
 struct TileLoss {
   StripSum squared, energy;
   vf32 worst;
@@ -45,9 +52,5 @@ struct TileLoss {
     energy.add(loss.energy);
     worst = larger(worst, strip.zero_if_idle(loss.worst, 0));
   }
-  METHOD void store(float* sums) const {
-    store_uniform(sums, first_lane(squared.sum()));
-    store_uniform(sums + 1, first_lane(energy.sum()));
-    store_uniform(sums + 2, first_lane(warp_max(worst)));
-  }
+  METHOD void store(float* sums) const { store_loss(sums, squared.sum(), energy.sum(), worst); }
 };

@@ -4,7 +4,7 @@
 // `length` are idle and hold 0. A length that is no power of two is rotated in blocks that are: the butterfly of distance d
 // joins the numbers of every aligned run of 2d that lies wholly in the row, so that 80 is rotated as 64 and 16.
 #pragma once
-#include "warp.h"
+#include "loss.h"
 
 // `function<E, R>(plane, length, ...)` with as many registers R as the plane's rows need, 8 at most: 256 numbers. The usual
 // lengths are constants: nothing is left there of what asks how much of a register is in use.
@@ -224,8 +224,5 @@ struct RowErrors {
     for (int r = 0; r < R; ++r) unfit = unfit | is_unfit(restored[r] - x.at(r));
     return ballot(unfit != 0u) != 0;
   }
-  METHOD void store(float* sums) const {
-    float all[3] = {first_lane(warp_sum(squared)), first_lane(warp_sum(energy)), first_lane(warp_max(worst))};
-    for (u32 i = 0; i < 3; ++i) store_uniform(sums + i, all[i]);
-  }
+  METHOD void store(float* sums) const { store_loss(sums, warp_sum(squared), warp_sum(energy), worst); }
 };

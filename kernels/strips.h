@@ -227,7 +227,7 @@ FN void store_strided(T* p, vu32 v, u32 stride, u32 count) {
   if (lane() < count) p[(u64)lane() * stride] = (T)v;
 }
 
-// N float16 numbers side by side, 1 or PACK of them; those lie aligned.
+// N float16 numbers side by side, 1 or PACK of them; those are stored to where they lie aligned.
 template <u32 N>
 struct Halves {
   u32 words[(N + 1) / 2];
@@ -249,8 +249,6 @@ struct Halves {
       *(Packed<u16>*)p = zero ? Packed<u16>{} : Packed<u16>{{words[0], words[1]}};
   }
 };
-// Whether such numbers are stored PACK at a time.
-FN bool halves_aligned(u64 addresses, u32 stride) { return addresses % 8 == 0 && stride % PACK == 0; }
 
 #else
 
@@ -425,6 +423,5 @@ struct Halves {
     for (u32 l = 0; l < count; ++l) p[(u64)l * stride] = (u16)kept[l];
   }
 };
-FN bool halves_aligned(u64, u32) { return true; }
 
 #endif

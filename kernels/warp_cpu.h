@@ -40,6 +40,9 @@ typedef i16 vm16 __attribute__((vector_size(64)));
 #elif defined(__AVX2__)
 #define KVZIP_AVX2 1
 #endif
+#if defined(__FMA__) || defined(__aarch64__)
+#define KVZIP_FMA 1
+#endif
 
 template <class To, class From>
 FN To bit_copy(const From& from) {
@@ -82,7 +85,7 @@ FN vf32 smaller(vf32 a, vf32 b) { return (vm32)(a < b) ? a : b; }
 FN vf32 magnitude_of(vf32 x) { return as_float(as_bits(x) & 0x7fffffffu); }
 // a * b + c, rounded once.
 FN vf32 fused(vf32 a, vf32 b, vf32 c) {
-#if defined(__FMA__) || defined(__aarch64__)
+#if KVZIP_FMA
   return __builtin_elementwise_fma(a, b, c);
 #else
   // In float64 the product is exact, and the sum is rounded to odd: rounding that once more is like rounding once (Boldo and
@@ -99,7 +102,7 @@ FN vf32 fused(vf32 a, vf32 b, vf32 c) {
 }
 // The same where the product needs no rounding, or c is 0.
 FN vf32 product_sum(vf32 a, vf32 b, vf32 c) {
-#if defined(__FMA__) || defined(__aarch64__)
+#if KVZIP_FMA
   return fused(a, b, c);
 #else
   return a * b + c;

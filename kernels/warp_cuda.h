@@ -102,6 +102,12 @@ FN u32 forgotten(u32 x) {
   asm volatile("" : "+r"(x));
   return x;
 }
+// Likewise an address: else the compiler adds up all that it is made of anew for each row.
+template <class T>
+FN T* settled(u64 address) {
+  asm("" : "+l"(address));
+  return (T*)address;
+}
 FN void warp_sync() { __syncwarp(); }
 template <int D>
 FN vf32 shuffle_xor(vf32 v) {
